@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import httpx
 import torch
@@ -122,7 +122,7 @@ async def measure(url: str, num_clients: int, max_tokens: int, rounds: int) -> f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", help="a running server; without it one is started on the embedded model")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--clients", type=int, nargs="+", default=(1, 8))
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--startup-s", type=float, default=600)
@@ -130,17 +130,8 @@ def main() -> None:
 
     bandwidth = read_bandwidth_gbps()
     scale = REFERENCE_GBPS / bandwidth
-    rows = []
-
-    def measure_all(url: str) -> None:
-        for num_clients in args.clients:
-            rows.append((num_clients, asyncio.run(measure(url, num_clients, args.max_tokens, args.rounds))))
-
-    if args.url:
-        measure_all(args.url)
-    else:
-        with serve(args.startup_s) as url:
-            measure_all(url)
+    with nullcontext(args.url) if args.url else serve(args.startup_s) as url:
+        rows = [(n, asyncio.run(measure(url, n, args.max_tokens, args.rounds))) for n in args.clients]
 
     out = sys.stdout.write
     out(f"read bandwidth {bandwidth:.1f} GB/s; {args.max_tokens} tokens out, best of {args.rounds}\n")
