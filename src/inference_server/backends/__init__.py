@@ -1,0 +1,1 @@
+"""`InferenceBackend` and its implementations. Importing the package or `backends.base` loads no torch."""

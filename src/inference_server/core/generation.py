@@ -1,0 +1,40 @@
+"""`GenerationRequest`: what a front end asks of the engine, before templating, tokenising and defaults."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages to render through the model's chat template: role and content, in the OpenAI form."""
+
+    messages: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One generation to run. A sampling field of None takes the model's default.
+
+    prompt: raw text (BOS is added), token ids (taken as they are), or a chat.
+    arrival_time: when the server first saw the request, in seconds of the monotonic clock; deadlines and TTFT count from it.
+    client_id: the client's own id, only ever echoed. fairness_key: whose share of the service this request uses.
+    max_tokens: more than the room in the context is clamped; None takes default_max_tokens, and that takes the engine's.
+    """
+
+    prompt: str | Sequence[int] | ChatPrompt
+    arrival_time: float
+    max_tokens: int | None = None
+    default_max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    client_id: str = ""
+    session_id: str = ""
+    fairness_key: str = ""
+    cache_salt: str = ""
+    priority: int = 0

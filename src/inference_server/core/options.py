@@ -1,0 +1,77 @@
+"""One frozen option dataclass for each part; `config.Settings` fills them. No part ever sees `Settings`."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class PrefillMode(StrEnum):
+    """How the token budget of a step is shaped. `mixed` lets decodes and prefill chunks share one forward."""
+
+    MONOLITHIC = "monolithic"
+    CHUNKED = "chunked"
+    BATCHED = "batched"
+    MIXED = "mixed"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Which model, and how the backend runs it. device and dtype may be "auto"."""
+
+    model_name: str
+    model_revision: str | None
+    cache_dir: Path
+    backend: str = "auto"
+    device: str = "auto"
+    dtype: str = "auto"
+    load_format: str = "auto"
+    max_batch_size: int = 64
+    max_batched_tokens: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """num_blocks: KV of that many blocks for all layers; None sizes the arena by memory_fraction of what is free."""
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    memory_fraction: float = 0.9
+    max_active_tokens: int | None = None
+    enable_prefix_cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """Limits of one step. Budgets are in tokens."""
+
+    max_batch_size: int = 64
+    max_batched_tokens: int = 2048
+    prefill_mode: PrefillMode = PrefillMode.MIXED
+    prefill_chunk_size: int = 512
+    policy: str = "fcfs"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Limits of the queue and of time. Deadlines are seconds from arrival; None means no limit.
+
+    max_model_len: None takes the model's own. default_max_tokens: for chat and /generate when the request names none.
+    """
+
+    max_model_len: int | None = None
+    max_queue_size: int = 256
+    max_batch_size: int = 64
+    admission_deadline_s: float | None = 60.0
+    request_deadline_s: float | None = 600.0
+    default_max_tokens: int = 512
+    stall_after_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """What the HTTP layer needs to know."""
+
+    served_model_name: str
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 4 * 1024 * 1024
+    ping_interval_s: float = 15.0

@@ -1,0 +1,43 @@
+"""What a client's stream carries: deltas, the last of which is terminal.
+
+Every accepted request gets exactly one terminal delta: one with a `finish_reason`, or one with an `error`.
+"""
+
+from dataclasses import dataclass, field
+
+from inference_server.core.errors import InferenceServerError
+from inference_server.core.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts and times of one finished generation; times in seconds from arrival at the server."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    ttft_s: float | None
+    total_s: float
+
+
+@dataclass(slots=True)
+class OutputDelta:
+    """Text and tokens since the delta before. `text` may be empty while a stop string or a character is held back."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: InferenceServerError | None = None
+    usage: Usage | None = None
+
+    @property
+    def terminal(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+    def merge(self, later: "OutputDelta") -> None:
+        """Fold the delta that follows into this one, for readers that are slower than the engine."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.finish_reason = later.finish_reason
+        self.error = later.error
+        self.usage = later.usage

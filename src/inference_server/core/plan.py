@@ -1,0 +1,82 @@
+"""What crosses the seam between scheduler and backend: `StepPlan` down, `StepResult` up.
+
+A plan refers to the mutable requests themselves and is read by `launch` on the thread that made it, so nothing is copied a row.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from inference_server.core.request import ScheduledRequest
+
+
+class StepKind(StrEnum):
+    DECODE = "decode"
+    PREFILL = "prefill"
+    MIXED = "mixed"
+
+
+class BlockCopy(NamedTuple):
+    """Copy one block inside a layer group before the forward runs (copy-on-write)."""
+
+    group: int
+    src: int
+    dst: int
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One forward pass. The lists run in parallel, one entry a row; rows that compute a single token come first.
+
+    starts[i]: position of the row's first token in this step. A token whose position is not below `len(request.token_ids)`
+    has been sampled but not collected: the backend takes it from the device, by `request.slot`.
+    num_new_tokens[i]: tokens of the row computed in this step, at least 1.
+    samples[i]: the row reaches its last known token, so logits and one sampled token are wanted.
+    """
+
+    step_id: int
+    requests: list[ScheduledRequest] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    num_new_tokens: list[int] = field(default_factory=list)
+    samples: list[bool] = field(default_factory=list)
+    block_copies: list[BlockCopy] = field(default_factory=list)
+    scheduled_time: float = 0.0
+
+    def add(self, request: ScheduledRequest, start: int, num_new_tokens: int, samples: bool) -> None:
+        self.requests.append(request)
+        self.starts.append(start)
+        self.num_new_tokens.append(num_new_tokens)
+        self.samples.append(samples)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.num_new_tokens)
+
+    @property
+    def num_decodes(self) -> int:
+        """Rows that extend an already computed sequence by one token."""
+        return sum(
+            1 for r, s, n in zip(self.requests, self.starts, self.num_new_tokens, strict=True) if n == 1 and s >= r.num_prompt_tokens
+        )
+
+    @property
+    def kind(self) -> StepKind:
+        decodes = self.num_decodes
+        if decodes == len(self):
+            return StepKind.DECODE
+        return StepKind.MIXED if decodes else StepKind.PREFILL
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one collected step produced. token_ids[i] is row i's sampled token, or -1 where the row did not sample.
+
+    block_mass: attention mass by block id of the full group, when an eviction policy asked for it.
+    """
+
+    step_id: int
+    token_ids: list[int]
+    block_mass: list[float] | None = None

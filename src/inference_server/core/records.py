@@ -1,0 +1,104 @@
+"""The one instrumentation of the engine: a `StepRecord` a step, a `RequestRecord` an end, and immutable snapshots for readers.
+
+Metrics, telemetry, timeline and traces are sinks of these; nothing else measures the engine. Times are monotonic seconds.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from inference_server.core.plan import StepKind
+from inference_server.core.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One collected step. inter_token_s: for each row that returned a token, seconds since its token before."""
+
+    step_id: int
+    kind: StepKind
+    start_time: float
+    end_time: float
+    num_rows: int
+    num_tokens: int
+    num_returned_tokens: int
+    num_waiting: int
+    num_preempted: int
+    inter_token_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """The life of one request, written when it ends."""
+
+    request_id: str
+    client_id: str
+    session_id: str
+    finish_reason: FinishReason
+    error_code: str | None
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    num_preemptions: int
+    arrival_time: float
+    admitted_time: float | None
+    first_token_time: float | None
+    end_time: float
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """A snapshot of the scheduler, taken at a step boundary."""
+
+    num_waiting: int = 0
+    num_prefilling: int = 0
+    num_running: int = 0
+    waiting_by_reason: dict[str, int] = field(default_factory=dict)
+    admitted_total: int = 0
+    preemptions_total: int = 0
+    waiting_tokens: int = 0
+    active_tokens: int = 0
+
+    @property
+    def num_active(self) -> int:
+        """Rows that hold KV blocks."""
+        return self.num_prefilling + self.num_running
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """A snapshot of the block pool, in slab-weighted bytes and in blocks of the first layer group.
+
+    used: referenced by running requests; cached: reusable, unreferenced; free: neither.
+    """
+
+    total_blocks: int = 0
+    used_blocks: int = 0
+    cached_blocks: int = 0
+    free_blocks: int = 0
+    total_bytes: int = 0
+    used_bytes: int = 0
+    hit_tokens: int = 0
+    miss_tokens: int = 0
+    evicted_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """What the engine publishes after every step, read by other threads without locks."""
+
+    step_id: int = 0
+    time: float = 0.0
+    scheduler: SchedulerStats = field(default_factory=SchedulerStats)
+    cache: CacheStats = field(default_factory=CacheStats)
+
+
+class RecordSink(Protocol):
+    """A reader of the engine's records. Called on the engine thread: must be quick and must not raise."""
+
+    def on_step(self, record: StepRecord) -> None: ...
+
+    def on_request(self, record: RequestRecord) -> None: ...

@@ -1,0 +1,1 @@
+"""Who runs in the next step: queues, policies, admission, preemption. Pure, deterministic, standard library only."""

@@ -1,0 +1,46 @@
+"""What the engine asks of a scheduler. All calls come from the engine thread."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from inference_server.core.plan import StepPlan, StepResult
+from inference_server.core.records import CacheStats, SchedulerStats
+from inference_server.core.request import FinishReason, ScheduledRequest
+
+
+class SchedulerInterface(Protocol):
+    """Owns every unfinished request and the cache."""
+
+    def add(self, request: ScheduledRequest) -> None:
+        """Queue a request. Raises PromptTooLongError when it could never run, even alone in an empty pool."""
+        ...
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next step, or None when nothing can be launched before a step in flight is collected or a request arrives.
+
+        Admits waiting requests, takes blocks, advances the scheduled counters, preempts if it must. Guarantee: with
+        unfinished requests and no step in flight, it returns a plan.
+        """
+        ...
+
+    def update(self, plan: StepPlan, result: StepResult, stops: Mapping[str, FinishReason]) -> None:
+        """Take in a collected step: append sampled tokens, advance the returned counters, finish the requests in `stops`.
+
+        stops: reason by request id, for the rows whose returned token ended the request. Rows of requests that have
+        finished or were preempted since the launch are dropped.
+        """
+        ...
+
+    def finish(self, request: ScheduledRequest, reason: FinishReason) -> None:
+        """End a request in whatever state it is and free its blocks and slot at once. Idempotent."""
+        ...
+
+    def has_unfinished(self) -> bool: ...
+
+    def waiting(self) -> list[ScheduledRequest]:
+        """Requests that hold no slot, in queue order."""
+        ...
+
+    def scheduler_stats(self) -> SchedulerStats: ...
+
+    def cache_stats(self) -> CacheStats: ...
