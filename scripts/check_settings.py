@@ -1,6 +1,6 @@
 """Keep `.env.example` and the README's settings table equal to the fields of `Settings`.
 
-Without arguments it reports each file that differs and exits 1; with `--write` it rewrites them. It does not read `.env` or the environment.
+Without arguments it reports each file that differs and exits 1; with `--write` it rewrites them. Values set on this machine play no part.
 """
 
 import sys
@@ -19,7 +19,7 @@ def rows() -> list[tuple[str, str, str]]:
 
 def env_example(_: str = "") -> str:
     """The whole of `.env.example`. An empty value means unset."""
-    head = "# Copy to .env and change what you need. An empty value is the default. Each name is also a flag: MAX_BATCH_SIZE is --max-batch-size.\n"
+    head = "# Copy to .env and change what you need. Empty means unset. Each name is also a flag: MAX_BATCH_SIZE is --max-batch-size.\n"
     return head + "".join(f"\n# {description}\n{name}={default}\n" for name, default, description in rows())
 
 
