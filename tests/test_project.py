@@ -25,6 +25,14 @@ def script(name: str) -> ModuleType:
     return module
 
 
+def run(*command: str) -> str:
+    """Standard output of a command in the checkout, which must succeed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def loaded_by(package: str) -> set[str]:
     """Names of the modules that a fresh interpreter has loaded after importing every module of `package`."""
     code = f"""
@@ -34,10 +42,7 @@ for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
     importlib.import_module(module.name)
 print(*sys.modules, sep="\\n")
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    return set(run(sys.executable, "-c", code).split())
 
 
 def write_tree(root: Path, **files: str) -> None:
@@ -74,9 +79,7 @@ def test_undocumented_settings_are_found(tmp_path: Path) -> None:
 
 
 def test_layers_hold() -> None:
-    executable = Path(sys.executable).parent / "lint-imports"
-    done = subprocess.run([executable, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(str(Path(sys.executable).parent / "lint-imports"), "--no-cache")
 
 
 def test_sizes_hold(capsys: pytest.CaptureFixture[str]) -> None:
