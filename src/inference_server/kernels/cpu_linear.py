@@ -1,7 +1,7 @@
-"""Linear layers with bfloat16 weights on CPUs that have no bfloat16 instructions.
+"""Linear layers with bfloat16 weights on CPUs without matrix units.
 
-torch's bfloat16 matmul is good where the CPU has AVX512-BF16 or AMX; on plain AVX2 it widens the weights again for every row, so
-eight rows cost eight times one. Here each weight is stored once, as panels, and multiplied by one small kernel, generated as LLVM IR
+torch's bfloat16 matmul widens the weights again for every row on plain AVX2, so eight rows cost eight times one, and with AVX512-BF16
+it still stops at half the memory bandwidth for a few rows; only AMX is better served by it. Here each weight is stored once, as panels, and multiplied by one small kernel, generated as LLVM IR
 and compiled when the server starts (llvmlite; no C compiler). It reads every weight from memory once a call, widens it in registers,
 accumulates in float32 and runs on torch's own OpenMP threads: a register-tiled GEMM after Goto and van de Geijn, "Anatomy of
 High-Performance Matrix Multiplication", 2008.
@@ -108,9 +108,9 @@ def pack_linear(weight: Tensor, kernel: PanelKernel | None) -> Linear:
 def compile_panel_kernel() -> PanelKernel | None:
     """Compiles the kernel for this machine (about 0.1 s), or returns None where torch's own matmul is better or the kernel cannot run.
 
-    It needs Linux (an OpenMP runtime with the GNU entry point), AVX2 with FMA, and llvmlite.
+    It needs Linux (an OpenMP runtime with the GNU entry point), AVX2 with FMA, and llvmlite; a CPU with AMX is left to torch.
     """
-    if sys.platform != "linux" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+    if sys.platform != "linux" or torch.cpu._is_amx_tile_supported():
         return None
     try:
         import llvmlite.binding as llvm
