@@ -116,5 +116,5 @@ def test_no_kernel_without_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_kernel_where_torch_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_linear.torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(cpu_linear.torch.cpu, "_is_amx_tile_supported", lambda: True)
     assert compile_panel_kernel() is None

@@ -1,10 +1,10 @@
 """Linear layers with bfloat16 weights on CPUs without matrix units.
 
 torch's bfloat16 matmul widens the weights again for every row on plain AVX2, so eight rows cost eight times one, and with AVX512-BF16
-it still stops at half the memory bandwidth for a few rows; only AMX is better served by it. Here each weight is stored once, as panels, and multiplied by one small kernel, generated as LLVM IR
-and compiled when the server starts (llvmlite; no C compiler). It reads every weight from memory once a call, widens it in registers,
-accumulates in float32 and runs on torch's own OpenMP threads: a register-tiled GEMM after Goto and van de Geijn, "Anatomy of
-High-Performance Matrix Multiplication", 2008.
+it still stops at half the memory bandwidth for a few rows; only AMX is better served by it. Here each weight is stored once, as panels,
+and multiplied by one small kernel, generated as LLVM IR and compiled when the server starts (llvmlite; no C compiler). It reads every
+weight from memory once a call, widens it in registers, accumulates in float32 and runs on torch's own OpenMP threads: a register-tiled
+GEMM after Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008.
 
 A panel is 16 output features for all of K; its word (k, lane) holds feature `lane` in the low and feature `8 + lane` in the high half,
 so one load feeds two vectors with a shift and a mask. Lanes are outputs and k runs in order, hence no reduction: a row's result is the
