@@ -16,7 +16,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
 heavy: $(INSTALLED)
-	$(BIN)/python -m pytest -q -m heavy $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -m heavy --timeout=900 $(PYTEST_ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

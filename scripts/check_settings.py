@@ -1,25 +1,33 @@
 """Keep `.env.example` and the README's settings table equal to the fields of `Settings`.
 
-Without arguments it reports each file that differs and exits 1; with `--write` it rewrites them. It does not read `.env` or the environment.
+Without arguments it reports each file that differs and exits 1; with `--write` it rewrites them. Values set on this machine play no part.
 """
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from inference_server.config import Settings, as_text
+from inference_server.config import AVAILABLE, Settings, as_text
 
 BEGIN, END = "<!-- settings: begin -->\n", "<!-- settings: end -->\n"
 
 
 def rows() -> list[tuple[str, str, str]]:
     """(NAME, default as written in the environment, description) of every setting, in the order of `Settings`."""
-    return [(name.upper(), as_text(field.default), field.description or "") for name, field in Settings.model_fields.items()]
+    return [(name.upper(), as_text(field.default), f"{field.description}{so_far(name)}") for name, field in Settings.model_fields.items()]
+
+
+def so_far(name: str) -> str:
+    """What the description of a setting adds while only a part of its range is built."""
+    values = AVAILABLE.get(name)
+    if values is None:
+        return ""
+    return " (not built yet)" if len(values) == 1 else f" (so far {', '.join(map(as_text, values))})"
 
 
 def env_example(_: str = "") -> str:
     """The whole of `.env.example`. An empty value means unset."""
-    head = "# Copy to .env and change what you need. An empty value is the default. Each name is also a flag: MAX_BATCH_SIZE is --max-batch-size.\n"
+    head = "# Copy to .env and change what you need. Empty means unset. Each name is also a flag: MAX_BATCH_SIZE is --max-batch-size.\n"
     return head + "".join(f"\n# {description}\n{name}={default}\n" for name, default, description in rows())
 
 

@@ -1,0 +1,153 @@
+"""Decode throughput of a server over HTTP, and the machine's read bandwidth beside it.
+
+Each of N clients streams one completion: a distinct prompt of at most 16 tokens, 64 tokens out, temperature 0, end of text
+ignored. Throughput is all tokens over the wall time from the first request to the last byte; the best of several rounds counts.
+Starts a server of its own unless --url names one. Figures on different machines compare after scaling to one bandwidth,
+because decoding reads every weight once a step.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import torch
+
+REFERENCE_GBPS = 18.9
+TOPICS = (
+    "rivers",
+    "bridges",
+    "bread",
+    "clocks",
+    "whales",
+    "maps",
+    "glass",
+    "trains",
+    "salt",
+    "kites",
+    "moons",
+    "violins",
+    "deserts",
+    "ink",
+    "looms",
+    "tides",
+)
+
+
+def read_bandwidth_gbps(gibibytes: float = 1.0, repeats: int = 8) -> float:
+    """Best rate at which all cores together read a buffer far larger than the caches, in GB/s."""
+    buffer = torch.ones(int(gibibytes * 2**30) // 4)
+    best = 0.0
+    for _ in range(repeats):
+        start = time.perf_counter()
+        buffer.sum()
+        best = max(best, buffer.nbytes / (time.perf_counter() - start) / 1e9)
+    return best
+
+
+@contextmanager
+def serve(startup_s: float) -> Iterator[str]:
+    """Run `python -m inference_server` on a free port and yield its address once it is ready."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "inference_server", "--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
+    url = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(command, env=os.environ)
+    try:
+        wait_until_ready(url, process, startup_s)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[bytes], startup_s: float) -> None:
+    deadline = time.monotonic() + startup_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise SystemExit(f"the server exited with code {process.returncode}")
+        try:
+            if httpx.get(f"{url}/ready").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise SystemExit(f"the server was not ready within {startup_s:.0f} s")
+
+
+async def complete(client: httpx.AsyncClient, model: str, prompt: str, max_tokens: int) -> int:
+    """Stream one completion and return the number of tokens the server says it generated."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    tokens = 0
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.status_code != 200:
+            raise SystemExit(f"HTTP {response.status_code}: {(await response.aread()).decode()}")
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                usage = json.loads(line[6:]).get("usage")
+                tokens = usage["completion_tokens"] if usage else tokens
+    return tokens
+
+
+async def measure(url: str, num_clients: int, max_tokens: int, rounds: int) -> float:
+    """Best tokens per second of all clients together over `rounds` rounds, after one warm-up round."""
+    best = 0.0
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+        for round_index in range(rounds + 1):
+            prompts = [f"Round {round_index}: a short story about {TOPICS[i % len(TOPICS)]} {i}" for i in range(num_clients)]
+            start = time.perf_counter()
+            tokens = sum(await asyncio.gather(*(complete(client, model, prompt, max_tokens) for prompt in prompts)))
+            if round_index:
+                best = max(best, tokens / (time.perf_counter() - start))
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", help="a running server; without it one is started on the embedded model")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--startup-s", type=float, default=600)
+    args = parser.parse_args()
+
+    bandwidth = read_bandwidth_gbps()
+    scale = REFERENCE_GBPS / bandwidth
+    rows = []
+
+    def measure_all(url: str) -> None:
+        for num_clients in args.clients:
+            rows.append((num_clients, asyncio.run(measure(url, num_clients, args.max_tokens, args.rounds))))
+
+    if args.url:
+        measure_all(args.url)
+    else:
+        with serve(args.startup_s) as url:
+            measure_all(url)
+
+    out = sys.stdout.write
+    out(f"read bandwidth {bandwidth:.1f} GB/s; {args.max_tokens} tokens out, best of {args.rounds}\n")
+    out(f"{'clients':>8} {'tok/s':>8} {f'tok/s at {REFERENCE_GBPS} GB/s':>22}\n")
+    for num_clients, rate in rows:
+        out(f"{num_clients:>8} {rate:>8.1f} {rate * scale:>22.1f}\n")
+
+
+if __name__ == "__main__":
+    main()

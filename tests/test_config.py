@@ -1,0 +1,171 @@
+"""Settings: where values come from, what is refused, and that every option dataclass gets them."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from inference_server.config import AVAILABLE, Settings, as_text
+from inference_server.core.options import ApiOptions, CacheOptions, EngineOptions, ModelOptions, PrefillMode, SchedulerOptions
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No setting leaks in from the shell or from a `.env` of the checkout."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line that `argv` is refused with."""
+    with pytest.raises(SystemExit) as exit_info:
+        Settings.from_cli(argv)
+    assert exit_info.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_defaults_serve_the_embedded_model() -> None:
+    settings = Settings()
+    assert settings.model_name == "embedded"
+    assert (settings.host, settings.port) == ("127.0.0.1", 8000)
+    assert settings.api_options().served_model_name == "embedded"
+
+
+def test_flag_beats_environment_beats_dotenv(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(".env").write_text("PORT=1\nMAX_BATCH_SIZE=2\nMAX_QUEUE_SIZE=3\nUNRELATED=x\n")
+    monkeypatch.setenv("PORT", "4")
+    monkeypatch.setenv("MAX_BATCH_SIZE", "5")
+    settings = Settings.from_cli(["--port", "6"])
+    assert (settings.port, settings.max_batch_size, settings.max_queue_size) == (6, 5, 3)
+
+
+def test_the_program_s_own_arguments_play_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["uvicorn", "inference_server.server:app", "--port", "9"])
+    assert Settings().port == Settings.from_cli().port == 8000
+
+
+def test_empty_value_means_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_MODEL_LEN", "")
+    monkeypatch.setenv("PORT", "")
+    assert (Settings().max_model_len, Settings().port) == (None, 8000)
+
+
+def test_env_example_is_a_valid_dotenv_of_the_defaults() -> None:
+    Path(".env").write_text((Path(__file__).parents[1] / ".env.example").read_text())
+    assert Settings() == Settings(_env_file=None)
+
+
+def test_comma_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings.from_cli(["--cors-origins", "http://a, http://b,"]).cors_origins == ("http://a", "http://b")
+    monkeypatch.setenv("CORS_ORIGINS", "http://c")
+    assert Settings().cors_origins == ("http://c",)
+
+
+@pytest.mark.parametrize(("text", "value"), [("false", False), ("0", False), ("true", True), ("1", True)])
+def test_booleans(text: str, value: bool) -> None:
+    assert Settings.from_cli(["--enable-prefix-cache", text]).enable_prefix_cache is value
+
+
+def test_log_level_takes_any_case() -> None:
+    assert Settings.from_cli(["--log-level", "INFO"]).log_level == "info"
+
+
+@pytest.mark.parametrize(
+    ("argv", "mentions"),
+    [
+        (["--no-such-flag", "1"], "--no-such-flag"),
+        (["stray"], "stray"),
+        (["--port"], "--port"),
+        (["--port", "65536"], "PORT"),
+        (["--port", "http"], "PORT"),
+        (["--max-batch-size", "0"], "MAX_BATCH_SIZE"),
+        (["--max-batched-tokens", "8"], "MAX_BATCHED_TOKENS"),
+        (["--request-deadline-s", "nan"], "REQUEST_DEADLINE_S"),
+        (["--admission-deadline-s", "-1"], "ADMISSION_DEADLINE_S"),
+        (["--kv-cache-block-size", "24"], "KV_CACHE_BLOCK_SIZE"),
+        (["--kv-cache-memory-fraction", "1.5"], "KV_CACHE_MEMORY_FRACTION"),
+        (["--device", "gpu"], "DEVICE"),
+        (["--backend", "vllm"], "BACKEND"),
+        (["--chat-template", "missing.jinja"], "CHAT_TEMPLATE"),
+        (["--cuda-graph-sizes", "1,x"], "CUDA_GRAPH_SIZES"),
+        (["--prefill-mode", "eager"], "PREFILL_MODE"),
+    ],
+)
+def test_bad_values_get_one_line_that_names_them(capsys: pytest.CaptureFixture[str], argv: list[str], mentions: str) -> None:
+    assert mentions in refusal(capsys, *argv)
+
+
+def test_what_is_not_built_is_refused_by_name_and_never_ignored(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, "--quantization", "int8") == "inference-server: QUANTIZATION: this version only takes none"
+    assert "API_KEYS" in refusal(capsys, "--api-keys", "secret")
+    assert all(Settings.model_fields[name].default in values for name, values in AVAILABLE.items())
+
+
+def test_a_refused_secret_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "hunter2" not in refusal(capsys, "--metrics-key", "hunter2")
+
+
+def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        Settings.from_cli(["--help"])
+    assert exit_info.value.code == 0
+    output = capsys.readouterr().out
+    assert [name for name in Settings.model_fields if f"--{name.replace('_', '-')} " not in output] == []
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().port = 1  # type: ignore[misc]
+
+
+def test_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert Settings().cache_dir == tmp_path / "inference-server"
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert Settings().cache_dir == Path("/home/someone/.cache/inference-server")
+    monkeypatch.setenv("MODEL_CACHE_DIR", "~/weights")
+    assert Settings().cache_dir == Path("/home/someone/weights")
+
+
+def test_option_dataclasses_have_the_same_defaults_as_the_settings() -> None:
+    settings = Settings()
+    assert settings.cache_options() == CacheOptions()
+    assert settings.scheduler_options() == SchedulerOptions()
+    assert settings.engine_options() == EngineOptions()
+    assert settings.api_options() == ApiOptions(served_model_name="embedded")
+    assert settings.model_options() == ModelOptions(model_name="embedded", model_revision=None, cache_dir=settings.cache_dir)
+
+
+def test_every_value_reaches_its_option() -> None:
+    argv = {
+        "model-name": "org/model", "model-revision": "v1", "model-cache-dir": "/weights", "served-model-name": "m", "backend": "hf",
+        "device": "cuda:1", "dtype": "float16", "max-batch-size": "7", "max-batched-tokens": "77", "kv-cache-block-size": "32",
+        "kv-cache-num-blocks": "99", "kv-cache-memory-fraction": "0.5", "max-active-kv-tokens": "55", "enable-prefix-cache": "false",
+        "prefill-mode": "chunked", "prefill-chunk-size": "11", "max-model-len": "1234", "max-queue-size": "12",
+        "admission-deadline-s": "3", "request-deadline-s": "4", "default-max-tokens": "13", "cors-origins": "http://a",
+    }  # fmt: skip
+    settings = Settings.from_cli([part for name, value in argv.items() for part in (f"--{name}", value)])
+    assert settings.model_options() == ModelOptions("org/model", "v1", Path("/weights"), "hf", "cuda:1", "float16", "auto", 7, 77)
+    assert settings.cache_options() == CacheOptions(32, 99, 0.5, 55, False)
+    assert settings.scheduler_options() == SchedulerOptions(7, 77, PrefillMode.CHUNKED, 11, "fcfs")
+    assert settings.engine_options() == EngineOptions(1234, 12, 7, 3.0, 4.0, 13)
+    assert settings.api_options() == ApiOptions("m", ("http://a",))
+
+
+def test_every_option_field_is_filled_or_a_known_constant() -> None:
+    constants = {"stall_after_s", "max_body_bytes", "ping_interval_s"}
+    renamed = {"block_size", "num_blocks", "memory_fraction", "max_active_tokens", "policy", "cache_dir"}
+    options = (ModelOptions, CacheOptions, SchedulerOptions, EngineOptions, ApiOptions)
+    names = {field.name for option in options for field in dataclasses.fields(option)}
+    assert names - set(Settings.model_fields) == constants | renamed
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, ""), ((), ""), (True, "true"), ((1, 2), "1,2"), (0.9, "0.9"), (PrefillMode.MIXED, "mixed")]
+)
+def test_as_text(value: object, text: str) -> None:
+    assert as_text(value) == text
