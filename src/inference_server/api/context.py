@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 
 from inference_server.core.clock import Clock
-from inference_server.core.errors import ModelNotFoundError, NotReadyError
+from inference_server.core.errors import ModelNotFoundError
 from inference_server.core.options import ApiOptions
 from inference_server.observability.prometheus import PrometheusSink
 from inference_server.observability.tracker import MetricsTracker
 
 if TYPE_CHECKING:
     from inference_server.engine.async_engine import AsyncEngine
-    from inference_server.engine.loaded_model import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +28,10 @@ class ApiContext:
     wall_clock: Callable[[], float]
     started_at: int
 
-    def require_model(self) -> "LoadedModel":
-        """The loaded model. Raises NotReadyError while there is none."""
-        model = self.engine.model
-        if model is None:
-            raise NotReadyError("The model is still loading.")
-        return model
-
     def check_model_name(self, name: str | None) -> None:
         """Raises ModelNotFoundError when a request names a model that is not served here."""
         if name is not None and name != self.options.served_model_name:
-            raise ModelNotFoundError(f"The model '{name[:128]}' does not exist.", param="model")
+            raise ModelNotFoundError(f"the model '{name[:128]}' does not exist", param="model")
 
 
 async def _context(request: Request) -> ApiContext:

@@ -64,7 +64,7 @@ def error_body(status: int, message: str, *, code: str | None = None, param: str
 def engine_error_body(error: errors.InferenceServerError) -> bytes:
     """The error shape of an engine's error; what went wrong inside a step stays in the log."""
     status = status_of(error)
-    message = "The server failed to run this request." if status == 500 else error.message
+    message = "the server failed to run this request" if status == 500 else error.message
     return error_body(status, message, code=error.code, param=error.param)
 
 
@@ -113,12 +113,12 @@ def describe(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
     """One message and the top-level field at fault, from pydantic's list. A union reports one problem for each of its members."""
     first = problems[0]
     if first["type"] == "json_invalid":
-        return f"The body is not valid JSON: {first['ctx']['error']}.", None
+        return f"the body is not valid JSON: {first['ctx']['error']}", None
     field = str(first["loc"][1]) if len(first["loc"]) > 1 else None
     same = [p for p in problems if len(p["loc"]) > 1 and str(p["loc"][1]) == field] or [first]
     messages = dict.fromkeys(p["msg"].removeprefix("Value error, ") for p in same)
     text = "; or ".join(list(messages)[:MAX_REPORTED_PROBLEMS])
-    return (f"{_path(first['loc'][1:])}: {text}", field) if field else (f"The body is not a JSON object: {text}.", None)
+    return (f"{_path(first['loc'][1:])}: {text}", field) if field else (f"the body is not a JSON object: {text}", None)
 
 
 def _path(loc: Sequence[str | int]) -> str:

@@ -51,7 +51,7 @@ class RequestEnvelope:
             if status:  # too late for another answer: the server cuts the connection and logs the error
                 raise
             logger.exception("request %s failed", client_id.decode())
-            await json_error(500, error_body(500, "Internal server error."))(scope, receive, send_stamped)
+            await json_error(500, error_body(500, "internal server error"))(scope, receive, send_stamped)
         finally:
             self._observe(scope, status, self._context.clock() - arrival_time)
 
@@ -85,7 +85,7 @@ class BodyLimit:
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._message = f"The body is larger than {max_bytes} bytes."
+        self._message = f"the body is larger than {max_bytes} bytes"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -111,5 +111,5 @@ def _percentile_ms(counts: list[int], rank: int) -> float:
     for bucket, count in enumerate(counts):
         seen += count
         if seen >= rank:
-            return round(1000 * SMALLEST_S * GROWTH ** (bucket + 0.5), 3)
+            return round(1000 * SMALLEST_S * float(GROWTH ** (bucket + 0.5)), 3)
     raise AssertionError("a rank is at most the number of samples")

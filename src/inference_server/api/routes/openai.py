@@ -1,15 +1,12 @@
 """`POST /v1/completions` and `/v1/chat/completions`."""
 
-from collections.abc import Sequence
-
 from fastapi import APIRouter, Request, Response
 
-from inference_server.api.context import ApiContext, Context
+from inference_server.api.context import Context
 from inference_server.api.formats.openai import ChatFormat, CompletionFormat
 from inference_server.api.generation import respond
 from inference_server.api.schemas.chat import ChatCompletionBody, chat_prompt
 from inference_server.api.schemas.completions import DEFAULT_MAX_TOKENS, CompletionBody
-from inference_server.core.errors import InvalidRequestError
 from inference_server.core.generation import GenerationRequest
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -19,8 +16,6 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 async def completions(body: CompletionBody, request: Request, context: Context) -> Response:
     """Continue a raw text or a list of token ids."""
     context.check_model_name(body.model)
-    if not isinstance(body.prompt, str):
-        check_token_ids(context, body.prompt, param="prompt")
     generation = GenerationRequest(
         prompt=body.prompt,
         arrival_time=request.state.arrival_time,
@@ -48,10 +43,3 @@ async def chat_completions(body: ChatCompletionBody, request: Request, context: 
     return await respond(
         request, context, generation, lambda id_: ChatFormat(f"chatcmpl-{id_}", model, created, body.include_usage), body.stream
     )
-
-
-def check_token_ids(context: ApiContext, token_ids: Sequence[int], *, param: str) -> None:
-    """Raises InvalidRequestError for an id outside the vocabulary, NotReadyError while there is none."""
-    vocab_size = context.require_model().spec.vocab_size
-    if token_ids and max(token_ids) >= vocab_size:
-        raise InvalidRequestError(f"Token ids must be below {vocab_size}.", param=param)

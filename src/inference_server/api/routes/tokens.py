@@ -5,7 +5,6 @@ from typing import Any
 from fastapi import APIRouter
 
 from inference_server.api.context import Context
-from inference_server.api.routes.openai import check_token_ids
 from inference_server.api.schemas.chat import chat_prompt
 from inference_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
 
@@ -16,10 +15,10 @@ router = APIRouter(tags=["tokens"])
 async def tokenize(body: TokenizeBody, context: Context) -> dict[str, Any]:
     """The token ids of a raw prompt, or of a conversation behind the chat template."""
     context.check_model_name(body.model)
-    model = context.require_model()
     prompt = chat_prompt(body.messages) if body.messages is not None else body.prompt or ""
-    add_special_tokens = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-    tokens = await context.engine.tokenize(prompt, add_special_tokens)
+    tokens = await context.engine.tokenize(prompt, body.add_special_tokens)
+    model = context.engine.model
+    assert model is not None  # or it could not have tokenised
     return {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": None}
 
 
@@ -27,5 +26,4 @@ async def tokenize(body: TokenizeBody, context: Context) -> dict[str, Any]:
 async def detokenize(body: DetokenizeBody, context: Context) -> dict[str, str]:
     """The text of token ids."""
     context.check_model_name(body.model)
-    check_token_ids(context, body.tokens, param="tokens")
     return {"prompt": await context.engine.detokenize(body.tokens)}

@@ -83,7 +83,7 @@ class RequestBody(BaseModel):
                 if value is not None:
                     kept[key] = value
             elif not _asks_for_nothing(key, value):
-                raise UnsupportedParameterError(f"The parameter '{key[:64]}' is not supported with this value.", param=key[:64])
+                raise UnsupportedParameterError(f"the parameter '{key[:64]}' is not supported with this value", param=key[:64])
         return kept
 
 

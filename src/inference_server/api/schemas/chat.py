@@ -16,7 +16,7 @@ class TextPart(RequestBody):
 
 
 class ChatMessage(RequestBody):
-    """One turn. `developer` is OpenAI's newer name of `system`, which is the one that templates know."""
+    """One turn, handed to the chat template as it is."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart]
@@ -28,24 +28,12 @@ class ChatMessage(RequestBody):
     def _text_only(cls, value: Any) -> Any:
         for part in value if isinstance(value, list) else ():
             if isinstance(part, dict) and part.get("type", "text") != "text":
-                raise UnsupportedParameterError(f"Content parts of type '{str(part['type'])[:64]}' are not supported.", param="messages")
+                raise UnsupportedParameterError(f"content parts of type '{str(part['type'])[:64]}' are not supported", param="messages")
         return value
-
-    def rendered(self) -> dict[str, str]:
-        """The message as a chat template takes it. Text parts are joined by a line break."""
-        message = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content),
-        }
-        if self.name is not None:
-            message["name"] = self.name
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        return message
 
 
 def chat_prompt(messages: list[ChatMessage]) -> ChatPrompt:
-    return ChatPrompt([message.rendered() for message in messages])
+    return ChatPrompt([message.model_dump(exclude_none=True) for message in messages])
 
 
 class ChatCompletionBody(OpenAIBody):

@@ -11,12 +11,12 @@ from inference_server.api.schemas.sampling import Label
 
 
 class TokenizeBody(RequestBody):
-    """Either a raw prompt or a chat. add_special_tokens: true for a prompt, false for a chat, whose template writes its own."""
+    """Either a raw prompt or a chat. The default of add_special_tokens is what a generation does: a BOS, but never a second one."""
 
     model: Label | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1)
-    add_special_tokens: bool | None = None
+    add_special_tokens: bool = True
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
