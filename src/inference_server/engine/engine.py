@@ -104,7 +104,7 @@ class Engine:
         return bool(self._open or self._in_flight or not self._inbox.empty())
 
     def run(self, hand_over: Callable[[Mapping[str, OutputDelta]], None]) -> None:
-        """Load, then step until stopped. Never raises: the end is in `state`, STOPPED or DEAD, before the last hand-over."""
+        """Load, then step until stopped, handing over after each step. Never raises: `state` says how it ended, STOPPED or DEAD."""
         try:
             self.load()
             while not self._stopping:
