@@ -1,4 +1,4 @@
-"""A model for HTTP tests that answers with the prompt's own bytes, so that a test picks the answer; scheduler and cache are the real ones."""
+"""A model for HTTP tests. It answers with the prompt's own bytes, so a test picks the answer; scheduler and cache are the real ones."""
 
 import time
 from dataclasses import dataclass, field
