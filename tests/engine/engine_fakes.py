@@ -1,0 +1,226 @@
+"""A backend whose answers a test writes itself, a scheduler of one page, and what it takes to run an engine on them.
+
+`EchoBackend` answers with the prompt's own bytes, then end of text, so a test chooses the output by choosing the prompt.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from threading import Event
+from time import monotonic
+
+from inference_server.core.generation import GenerationRequest
+from inference_server.core.kv_layout import KVLayout, LayerGroup
+from inference_server.core.model_spec import GenerationDefaults, ModelSpec
+from inference_server.core.options import EngineOptions
+from inference_server.core.outputs import OutputDelta
+from inference_server.core.plan import StepPlan, StepResult
+from inference_server.core.records import CacheStats, RequestRecord, SchedulerStats, StepRecord
+from inference_server.core.request import FinishReason, RequestStatus, ScheduledRequest
+from inference_server.core.sampling_params import SamplingParams
+from inference_server.engine.async_engine import AsyncEngine
+from inference_server.engine.engine import Engine, EngineState
+from inference_server.engine.loaded_model import LoadedModel
+from inference_server.scheduler.interface import SchedulerInterface
+from inference_server.tokenization.base import TokenizerLike
+from inference_server.tokenization.chat_template import ChatTemplate
+from inference_server.tokenization.tokenizer import ByteTokenizer
+
+TOKENIZER = ByteTokenizer()
+EOS = TOKENIZER.eos_token_ids[0]
+
+SPEC = ModelSpec(
+    architecture="echo",
+    vocab_size=TOKENIZER.vocab_size,
+    max_model_len=4096,
+    groups=(LayerGroup((0,), 1, 1, 4),),
+    device="none",
+    dtype="int32",
+    num_parameters=0,
+    free_bytes=0,
+)
+
+
+@dataclass
+class VirtualClock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class EchoBackend:
+    """`before_launch` may raise or block; `gate` holds every collect until it is set."""
+
+    spec: ModelSpec = SPEC
+    before_launch: Callable[[StepPlan], None] = lambda plan: None
+    before_collect: Callable[[StepPlan], None] = lambda plan: None
+    gate: Event = field(default_factory=Event)
+    num_launches: int = 0
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def load(self) -> ModelSpec:
+        return self.spec
+
+    def allocate(self, layout: KVLayout) -> None: ...
+
+    def launch(self, plan: StepPlan) -> tuple[StepPlan, list[int]]:
+        self.num_launches += 1
+        self.before_launch(plan)
+        rows = zip(plan.requests, plan.starts, plan.num_new_tokens, plan.samples, strict=True)
+        return plan, [echo(request, start + new) if samples else -1 for request, start, new, samples in rows]
+
+    def sample(self, step: tuple[StepPlan, list[int]]) -> None: ...
+
+    def collect(self, step: tuple[StepPlan, list[int]]) -> StepResult:
+        assert self.gate.wait(30), "the gate stayed shut"
+        self.before_collect(step[0])
+        return StepResult(step[0].step_id, step[1])
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def echo(request: ScheduledRequest, position: int) -> int:
+    """The token at `position`: the prompt again, without begin of text, then end of text for ever."""
+    answer = request.token_ids[1 : request.num_prompt_tokens]
+    index = position - request.num_prompt_tokens
+    if index < len(answer):
+        return answer[index]
+    return answer[index % len(answer)] if request.sampling.ignore_eos else EOS
+
+
+class PageScheduler:
+    """First come, first served, whole prompts, a block a token. Two steps of one request may be in flight."""
+
+    def __init__(self, max_batch_size: int = 8) -> None:
+        self.max_batch_size = max_batch_size
+        self.queue: list[ScheduledRequest] = []
+        self.active: list[ScheduledRequest] = []
+        self.step_ids = count(1)
+
+    def add(self, request: ScheduledRequest) -> None:
+        self.queue.append(request)
+
+    def schedule(self, now: float) -> StepPlan | None:
+        while self.queue and len(self.active) < self.max_batch_size:
+            request = self.queue.pop(0)
+            request.status, request.admitted_time = RequestStatus.RUNNING, now
+            self.active.append(request)
+        plan = StepPlan(next(self.step_ids), scheduled_time=now)
+        for request in self.active:
+            if request.num_output_tokens + request.num_inflight_tokens >= request.sampling.max_tokens:
+                continue
+            plan.add(request, request.num_computed_tokens, request.num_tokens - request.num_computed_tokens, True)
+            request.num_computed_tokens = request.num_tokens
+            request.num_inflight_tokens += 1
+        return plan if len(plan) else None
+
+    def update(self, plan: StepPlan, result: StepResult, stops: Mapping[str, FinishReason]) -> None:
+        for request, token_id in zip(plan.requests, result.token_ids, strict=True):
+            if request.finished:
+                continue
+            request.num_inflight_tokens -= 1
+            request.token_ids.append(token_id)
+            if request.request_id in stops:
+                self.finish(request, stops[request.request_id])
+
+    def finish(self, request: ScheduledRequest, reason: FinishReason) -> None:
+        for requests in (self.queue, self.active):
+            if request in requests:
+                requests.remove(request)
+        request.status, request.finish_reason = RequestStatus.FINISHED, request.finish_reason or reason
+
+    def has_unfinished(self) -> bool:
+        return bool(self.queue or self.active)
+
+    def waiting(self) -> list[ScheduledRequest]:
+        return list(self.queue)
+
+    def scheduler_stats(self) -> SchedulerStats:
+        return SchedulerStats(num_waiting=len(self.queue), num_running=len(self.active))
+
+    def cache_stats(self) -> CacheStats:
+        return CacheStats(used_blocks=sum(r.num_computed_tokens for r in self.active))
+
+
+@dataclass
+class RecordList:
+    steps: list[StepRecord] = field(default_factory=list)
+    requests: list[RequestRecord] = field(default_factory=list)
+
+    def on_step(self, record: StepRecord) -> None:
+        self.steps.append(record)
+
+    def on_request(self, record: RequestRecord) -> None:
+        self.requests.append(record)
+
+
+def loaded(
+    backend: EchoBackend | None = None,
+    scheduler: SchedulerInterface | None = None,
+    tokenizer: TokenizerLike = TOKENIZER,
+    overlap: bool = False,
+) -> LoadedModel:
+    backend = backend or EchoBackend()
+    spec = replace(backend.spec, supports_overlap=overlap)
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}, stop_strings=("<turn>",))
+    scheduler = scheduler or PageScheduler()
+    return LoadedModel(backend, scheduler, tokenizer, template, spec, GenerationDefaults(temperature=0.0), spec.max_model_len, 0)
+
+
+def scheduled(text: str, request_id: str = "r", arrival_time: float = 100.0, **sampling: object) -> ScheduledRequest:
+    params: dict[str, object] = {"max_tokens": 1000, "stop_token_ids": frozenset({EOS}), **sampling}
+    return ScheduledRequest(request_id, TOKENIZER.encode(text), SamplingParams(**params), arrival_time)  # type: ignore[arg-type]
+
+
+def asking(text: str, **fields: object) -> GenerationRequest:
+    return GenerationRequest(prompt=text, arrival_time=monotonic(), **fields)  # type: ignore[arg-type]
+
+
+def run_dry(engine: Engine, max_steps: int = 10_000) -> dict[str, list[OutputDelta]]:
+    """Step without a thread until there is no work; the deltas by request id."""
+    seen: dict[str, list[OutputDelta]] = {}
+    for _ in range(max_steps):
+        if not engine.has_work:
+            return seen
+        for request_id, delta in engine.step().items():
+            seen.setdefault(request_id, []).append(delta)
+    raise AssertionError("the engine does not come to rest")
+
+
+def merged(deltas: list[OutputDelta]) -> OutputDelta:
+    whole = OutputDelta()
+    for delta in deltas:
+        whole.merge(delta)
+    return whole
+
+
+@asynccontextmanager
+async def serving(
+    model: LoadedModel | None = None, options: EngineOptions | None = None, sink: RecordList | None = None
+) -> AsyncIterator[AsyncEngine]:
+    """A started and loaded engine."""
+    model, options = model or loaded(), options or EngineOptions()
+    engine = Engine(lambda: model, options, [sink] if sink else [])
+    async_engine = AsyncEngine(engine, options)
+    await async_engine.start()
+    await until(lambda: async_engine.state is not EngineState.LOADING)
+    try:
+        yield async_engine
+    finally:
+        await async_engine.stop()
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    import asyncio
+
+    end = monotonic() + limit_s
+    while not condition():
+        assert monotonic() < end, "the condition never came true"
+        await asyncio.sleep(0.001)
