@@ -1,7 +1,7 @@
 """The machine as the backends see it: which device and dtype, how much memory is free, how many threads, what a failure means."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,11 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 
 def select_device(name: str) -> torch.device:
     """The named device, or for "auto" the first there is of CUDA, MPS and CPU. Raises ModelLoadError if it is not there."""
-    available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available, "cpu": lambda: True}
+    available: dict[str, Callable[[], bool]] = {
+        "cuda": torch.cuda.is_available,
+        "mps": torch.backends.mps.is_available,
+        "cpu": lambda: True,
+    }
     if name == "auto":
         return torch.device(next(kind for kind, is_there in available.items() if is_there()))
     try:

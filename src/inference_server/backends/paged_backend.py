@@ -16,6 +16,7 @@ from torch import Tensor
 from inference_server.backends.device import free_bytes, select_device, select_dtype, step_errors, use_available_cores
 from inference_server.backends.input_batch import InputBatch
 from inference_server.backends.kv_tensors import KVTensors
+from inference_server.checkpoints.errors import CheckpointError
 from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import ModelSpec
@@ -71,8 +72,11 @@ class PagedBackend:
         if self._device.type == "cpu":
             use_available_cores()
         config = family.config_from_dict(config_dict)
-        weights = Weights(self._open_checkpoint(self._folder), self._device, dtype)
-        self._model = family.model(config, weights)
+        try:
+            weights = Weights(self._open_checkpoint(self._folder), self._device, dtype)
+            self._model = family.model(config, weights)
+        except (CheckpointError, torch.OutOfMemoryError) as error:
+            raise ModelLoadError(str(error).splitlines()[0]) from error
         self._max_model_len = config.max_position_embeddings
         return ModelSpec(
             architecture=architecture,
