@@ -1,0 +1,163 @@
+"""Chat messages to one prompt, by the model's own Jinja template in a sandbox; prompts are never concatenated by hand.
+
+A model without a template is a base model: it gets the plain dialogue in `templates/`, whose stop string ends the turn.
+The environment follows transformers' `render_jinja_template`, so that published templates render the same.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib.resources import files
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from inference_server.tokenization.base import TokenizerLike
+from inference_server.tokenization.errors import ChatTemplateError
+
+_PLAIN_TEMPLATE = "plain_dialogue.jinja"
+_PLAIN_STOPS = ("\nUser:",)
+_PROBES = ("Apple", "7 days")  # share no first character, so no first token
+
+
+class ChatTemplate:
+    """A compiled template. `stop_strings` are those the template itself calls for, beside the model's end-of-turn ids."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], stop_strings: tuple[str, ...] = ()) -> None:
+        """Raises `ChatTemplateError` if `source` is not valid Jinja."""
+        self.source = source
+        self.stop_strings = stop_strings
+        self._special_tokens = special_tokens
+        self._template = _compile(source)
+
+    @classmethod
+    def plain(cls, tokenizer: TokenizerLike) -> Self:
+        """The dialogue for models that bring no template."""
+        source = (files("inference_server.tokenization") / "templates" / _PLAIN_TEMPLATE).read_text(encoding="utf-8")
+        return cls(source, tokenizer.special_tokens, _PLAIN_STOPS)
+
+    @classmethod
+    def from_folder(cls, folder: Path, tokenizer: TokenizerLike, override: str | Path | None = None) -> Self:
+        """The template of the model in `folder`: `override` (a path, or Jinja text), else its own, else the plain dialogue.
+
+        Raises `ChatTemplateError` if it cannot be read.
+        """
+        source = _override_source(override) if override else _model_source(folder)
+        return cls.plain(tokenizer) if source is None else cls(source, tokenizer.special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt for a conversation in OpenAI's message form; `kwargs` are further variables of the template.
+
+        Raises `ChatTemplateError` for content other than text, or a conversation that the template refuses.
+        """
+        variables = {
+            **self._special_tokens,
+            **kwargs,
+            "messages": [_plain_message(message) for message in messages],
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return self._template.render(variables)
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
+            raise ChatTemplateError(f"the chat template does not accept these messages: {error}") from error
+
+    def template_prefix_len(self, tokenizer: TokenizerLike) -> int:
+        """How many leading tokens every prompt of one user message shares, whatever the message."""
+        first, second = (tokenizer.encode(self.render([{"role": "user", "content": probe}])) for probe in _PROBES)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+
+
+def _override_source(override: str | Path) -> str:
+    if isinstance(override, str) and "{" in override:
+        return override
+    try:
+        return Path(override).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ChatTemplateError(f"{override}: the chat template cannot be read ({error})") from error
+
+
+def _model_source(folder: Path) -> str | None:
+    """chat_template.jinja, else the entry of tokenizer_config.json: one template, or several by name."""
+    own = folder / "chat_template.jinja"
+    if own.is_file():
+        return own.read_text(encoding="utf-8")
+    config = folder / "tokenizer_config.json"
+    if not config.is_file():
+        return None
+    entry: str | list[dict[str, str]] | None = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
+    if isinstance(entry, list):
+        return {named["name"]: named["template"] for named in entry}.get("default")
+    return entry
+
+
+def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Text parts joined, no content as empty text, and `developer` by its older name, which templates know."""
+    role = message.get("role")
+    return {**message, "role": "system" if role == "developer" else role, "content": _text(message.get("content"))}
+
+
+def _text(content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for part in content:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ChatTemplateError(f"a content part of type {part.get('type')!r} is not supported, only text is")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}`, which marks the assistant's tokens for training: its body is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _compile(source: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    try:
+        return environment.from_string(source)
+    except TemplateError as error:
+        raise ChatTemplateError(f"the chat template is not valid Jinja: {error}") from error
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own filter, this does not escape for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
