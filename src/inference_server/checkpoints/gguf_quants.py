@@ -35,14 +35,14 @@ def decode_f32(blocks: Bytes) -> Floats:
 
 def decode_q8_0(blocks: Bytes) -> Floats:
     """d: half, q: int8[32]; x = d * q."""
-    return _half(blocks[:, :2]) * blocks[:, 2:].view(np.int8)
+    return _half(blocks[:, :2]) * blocks[:, 2:].view(np.int8).astype(np.float32)
 
 
 def decode_q5_0(blocks: Bytes) -> Floats:
     """d: half, high bits: uint32, low nibbles: uint8[16]; x = d * (q - 16)."""
     high = np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little")  # [n, 32]
     low = np.concatenate([blocks[:, 6:] & 0x0F, blocks[:, 6:] >> 4], axis=1)
-    return _half(blocks[:, :2]) * ((low | (high << 4)).astype(np.int8) - 16)
+    return _half(blocks[:, :2]) * ((low | (high << 4)).astype(np.float32) - 16)
 
 
 def decode_q4_k(blocks: Bytes) -> Floats:
