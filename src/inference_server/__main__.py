@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import uvicorn
 
@@ -26,7 +27,8 @@ def main(argv: Sequence[str] = ()) -> None:
     host = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else settings.host
     sys.stdout.write(f"inference-server: http://{host}:{sock.getsockname()[1]}/\n")
     sys.stdout.flush()
-    uvicorn.Server(config).run(sockets=[sock])
+    with suppress(KeyboardInterrupt):  # uvicorn raises a SIGINT again once it has shut down
+        uvicorn.Server(config).run(sockets=[sock])
 
 
 if __name__ == "__main__":
