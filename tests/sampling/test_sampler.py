@@ -4,12 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from scipy.stats import chi2
 
 from inference_server.core.sampling_params import SamplingParams
+from inference_server.sampling.noise import hash_tokens, row_keys
 from inference_server.sampling.reference import allowed_set
 from inference_server.sampling.sampler import Sampler, _draw_rows
-from inference_server.sampling.noise import hash_tokens, row_keys
 
 MIXED = [
     SamplingParams(temperature=0.0),
@@ -25,6 +24,11 @@ def random_logits(rows: int, vocab_size: int = 1000) -> torch.Tensor:
     return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(rows)) * 2
 
 
+def chi_square_bound(freedom: int) -> float:
+    """Five standard deviations above the mean of the chi-square distribution."""
+    return freedom + 5 * (2 * freedom) ** 0.5
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_frequencies_follow_the_softmax(temperature: float) -> None:
     logits, draws = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, 2.0, -3.0]), 20_000
@@ -33,7 +37,7 @@ def test_frequencies_follow_the_softmax(temperature: float) -> None:
     tokens = _draw_rows(logits.expand(draws, -1), [params] * draws, keys, hash_tokens(torch.arange(7)))
     expected = (logits / temperature).softmax(0) * draws
     statistic = ((tokens.bincount(minlength=7) - expected) ** 2 / expected).sum().item()
-    assert chi2.sf(statistic, 6) > 1e-4
+    assert statistic < chi_square_bound(6)
 
 
 def test_frequencies_follow_the_renormalised_set() -> None:
@@ -45,7 +49,7 @@ def test_frequencies_follow_the_renormalised_set() -> None:
     counts = tokens.bincount(minlength=50)[allowed]
     assert counts.sum() == draws
     statistic = ((counts - expected) ** 2 / expected).sum().item()
-    assert chi2.sf(statistic, len(allowed) - 1) > 1e-4
+    assert statistic < chi_square_bound(len(allowed) - 1)
 
 
 def test_greedy_takes_the_lower_id_and_ignores_the_rest() -> None:

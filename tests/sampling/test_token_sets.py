@@ -50,7 +50,8 @@ def random_values(kind: str, vocab_size: int) -> torch.Tensor:
         case "constant":
             return torch.full_like(values, -1.5)
         case "masked":
-            return values.masked_fill(torch.rand(values.shape, generator=generator) < 0.7, -torch.inf)
+            values[:, 1:] = values[:, 1:].masked_fill(torch.rand(values[:, 1:].shape, generator=generator) < 0.7, -torch.inf)
+            return values
         case "zeros":
             return values.sign() * 0.0
         case _:
