@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from inference_server.checkpoints.build_once import build_once
+from inference_server.checkpoints.errors import CheckpointError
 
 
 def write_slowly(folder: Path) -> None:
@@ -61,3 +62,9 @@ def test_a_failed_build_is_raised_and_removed(tmp_path: Path) -> None:
 def test_an_existing_folder_is_not_built_again(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     assert build_once(tmp_path / "model", build_and_die) == tmp_path / "model"
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        build_once(tmp_path / "file" / "model", write_slowly)

@@ -25,10 +25,10 @@ def weights(**tensors: Tensor) -> Weights:
 
 
 def test_taking_converts_and_counts() -> None:
-    root = weights(a__b=torch.ones(2, 3), a__c=torch.zeros(1, 3))
-    assert root.at("a").take("b", 2, 3).dtype == torch.bfloat16
-    assert root.at("a").take("b", 2, 3, dtype=torch.float32).dtype == torch.float32
-    assert root.at("a").take_rows((("b", 2), ("c", 1)), 3).tolist() == [[1.0] * 3, [1.0] * 3, [0.0] * 3]
+    root = weights(a__b__weight=torch.ones(2, 3), a__c__weight=torch.zeros(1, 3))
+    assert root.at("a").take("b.weight", 2, 3).dtype == torch.bfloat16
+    assert root.at("a").take("b.weight", 2, 3, dtype=torch.float32).dtype == torch.float32
+    assert root.at("a").linear(3, b=2, c=1)(torch.ones(1, 3)).tolist() == [[3.0, 3.0, 0.0]]
     assert root.num_parameters == 9
     root.check_all_taken(ignored=())
 

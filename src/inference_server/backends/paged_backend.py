@@ -5,9 +5,9 @@ logits of the rows that sample, their tokens. What a row may attend to is the pl
 """
 
 import gc
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,7 +24,8 @@ from inference_server.core.options import ModelOptions
 from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.models.registry import Model, find_family
+from inference_server.kernels.cpu_linear import compile_panel_kernel, pack_linear
+from inference_server.models.registry import Model, find_family, read_config
 from inference_server.models.weights import TensorSource, Weights
 
 Sampler = Callable[[Tensor, Sequence[SamplingParams], Sequence[int]], Tensor]
@@ -62,7 +63,7 @@ class PagedBackend:
         self._last_token_ids = torch.empty(0, dtype=torch.int64)
 
     def load(self) -> ModelSpec:
-        config_dict = _read_config(self._folder)
+        config_dict = read_config(self._folder)
         found = find_family(config_dict)
         if found is None:
             raise ModelLoadError(f"architecture {config_dict.get('architectures')} has no hand-written forward; use BACKEND=hf")
@@ -73,7 +74,8 @@ class PagedBackend:
             use_available_cores()
         config = family.config_from_dict(config_dict)
         try:
-            weights = Weights(self._open_checkpoint(self._folder), self._device, dtype)
+            kernel = compile_panel_kernel() if self._device.type == "cpu" and dtype == torch.bfloat16 else None
+            weights = Weights(self._open_checkpoint(self._folder), self._device, dtype, partial(pack_linear, kernel=kernel))
             self._model = family.model(config, weights)
         except (CheckpointError, torch.OutOfMemoryError) as error:
             raise ModelLoadError(str(error).splitlines()[0]) from error
@@ -162,11 +164,3 @@ def _sampling_rows(plan: StepPlan) -> PagedStep:
         positions=[plan.starts[row] + plan.num_new_tokens[row] for row in rows],
         slots=[request.slot for request in requests],
     )
-
-
-def _read_config(folder: Path) -> dict[str, object]:
-    try:
-        config: dict[str, object] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{folder / 'config.json'} cannot be read: {error}") from error
-    return config

@@ -16,7 +16,7 @@ from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.kernels.reference import rope
 from inference_server.models.attention import AttentionMetadata, LayerKV, attend
-from inference_server.models.layers import Linear, RMSNorm, RotaryAngles
+from inference_server.models.layers import RMSNorm, RotaryAngles
 from inference_server.models.weights import Weights
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -99,17 +99,16 @@ class Gemma3:
         self.dtype = weights.dtype
         prefix = next((p for p in _PREFIXES if f"{p}.embed_tokens.weight" in weights), "model")
         text = weights.at(prefix)
-        self.embedding = text.take("embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self.embedding = text.linear(config.hidden_size, embed_tokens=config.vocab_size)  # read by rows, and multiplied by as lm_head
         self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=self.dtype).item()
         self.layers = [Block(config, i, text.at(f"layers.{i}")) for i in range(len(config.layer_types))]
         self.norm = _norm(text, "norm", config.hidden_size, config)
-        self.lm_head = Linear(self.embedding)
         self.rotary = {t: RotaryAngles(config.head_dim, *config.rope[t], weights.device) for t in set(config.layer_types)}
         weights.check_all_taken(ignored=_IGNORED)
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
         """input_ids, positions: int64 [tokens], the rows of `metadata` one after the other. Returns hidden [tokens, hidden_size]."""
-        x = F.embedding(input_ids, self.embedding) * self.embedding_scale
+        x = self.embedding.rows(input_ids) * self.embedding_scale
         angles = {layer_type: rotary(positions, self.dtype) for layer_type, rotary in self.rotary.items()}
         for layer in self.layers:
             x = layer(x, angles[layer.layer_type], metadata, kv)
@@ -117,7 +116,7 @@ class Gemma3:
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden_size], of the tokens to sample after, to fp32 logits [rows, vocab_size]."""
-        logits = self.lm_head(hidden).float()
+        logits = self.embedding(hidden, torch.float32)
         cap = self.config.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -147,9 +146,8 @@ class Attention:
         self.scale = config.query_pre_attn_scalar**-0.5
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        parts = (("q_proj.weight", q_size), ("k_proj.weight", kv_size), ("v_proj.weight", kv_size))
-        self.qkv = Linear(weights.take_rows(parts, config.hidden_size))
-        self.out = Linear(weights.take("o_proj.weight", config.hidden_size, q_size))
+        self.qkv = weights.linear(config.hidden_size, q_proj=q_size, k_proj=kv_size, v_proj=kv_size)
+        self.out = weights.linear(q_size, o_proj=config.hidden_size)
         q_norm, k_norm = (_norm(weights, name, self.head_dim, config).weight for name in ("q_norm", "k_norm"))
         by_head = torch.cat((q_norm.expand(self.num_heads, -1), k_norm.expand(self.num_kv_heads, -1)))
         self.qk_norm = RMSNorm(by_head, config.rms_norm_eps)  # weight [num_heads + num_kv_heads, head_dim]
@@ -166,8 +164,8 @@ class MLP:
 
     def __init__(self, config: Gemma3Config, weights: Weights) -> None:
         size = config.intermediate_size
-        self.gate_up = Linear(weights.take_rows((("gate_proj.weight", size), ("up_proj.weight", size)), config.hidden_size))
-        self.down = Linear(weights.take("down_proj.weight", config.hidden_size, size))
+        self.gate_up = weights.linear(config.hidden_size, gate_proj=size, up_proj=size)
+        self.down = weights.linear(size, down_proj=config.hidden_size)
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)

@@ -1,20 +1,9 @@
-"""The layers that every family shares: linear, norm, rotary angles. Each is made from its weights and called on activations."""
+"""The small layers that every family shares: norm and rotary angles. Each is made from its weights and called on activations."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from inference_server.kernels.reference import rms_norm
-
-
-class Linear:
-    """x [..., in] times the transpose of weight [out, in]. The one place that decides which kernel multiplies."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self.weight = weight
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
 
 
 class RMSNorm:

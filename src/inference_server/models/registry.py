@@ -1,11 +1,14 @@
 """Which hand-written model serves which architecture, by the names in config.json."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.models.attention import AttentionMetadata, LayerKV
 from inference_server.models.gemma3 import Gemma3, Gemma3Config
@@ -42,6 +45,15 @@ class ModelFamily:
 
 _GEMMA3 = ModelFamily(Gemma3Config.from_dict, Gemma3)
 _FAMILIES = {"Gemma3ForCausalLM": _GEMMA3, "Gemma3ForConditionalGeneration": _GEMMA3}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json. Raises ModelLoadError if it cannot be read."""
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{folder / 'config.json'} cannot be read: {error}") from error
+    return config
 
 
 def find_family(config: Mapping[str, Any]) -> tuple[str, ModelFamily] | None:

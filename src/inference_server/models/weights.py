@@ -1,16 +1,18 @@
 """`Weights`: what a model's constructor takes its tensors from, by checkpoint name.
 
 Taking states the shape, so a missing or misshapen tensor stops the load at once, and what nobody took stops it at the end.
-One tensor at a time is moved to the device; nothing is allocated twice.
+Matrices come as linear layers, made by the one function that knows which kernel is best on this machine.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
+from copy import copy
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from inference_server.core.errors import ModelLoadError
+from inference_server.kernels.cpu_linear import Linear, StockLinear
 
 
 class TensorSource(Protocol):
@@ -22,21 +24,30 @@ class TensorSource(Protocol):
 
 
 class Weights:
-    """A checkpoint seen from one of its name prefixes. All tensors come on `device`, in `dtype` unless another is asked for."""
+    """A checkpoint seen from one of its name prefixes. All tensors come on `device`, in `dtype` unless another is asked for.
 
-    def __init__(self, source: TensorSource, device: torch.device, dtype: torch.dtype) -> None:
+    make_linear: makes the layer that multiplies by the transpose of a weight [out, in].
+    """
+
+    def __init__(
+        self,
+        source: TensorSource,
+        device: torch.device,
+        dtype: torch.dtype,
+        make_linear: Callable[[Tensor], Linear] = StockLinear,
+    ) -> None:
         self.device = device
         self.dtype = dtype
         self._source = source
+        self._make_linear = make_linear
         self._prefix = ""
         self._names = frozenset(source.names())
         self._taken: dict[str, int] = {}  # elements by name; shared by all views of the checkpoint
 
     def at(self, prefix: str) -> "Weights":
         """The same checkpoint, for names below `prefix`."""
-        view = object.__new__(Weights)
-        view.device, view.dtype, view._source = self.device, self.dtype, self._source
-        view._prefix, view._names, view._taken = f"{self._prefix}{prefix}.", self._names, self._taken
+        view = copy(self)
+        view._prefix = f"{self._prefix}{prefix}."
         return view
 
     def __contains__(self, name: str) -> bool:
@@ -51,9 +62,10 @@ class Weights:
         """The tensor of this name. Raises ModelLoadError unless it exists and has exactly this shape."""
         return self._read(name, shape).to(device=self.device, dtype=dtype or self.dtype)
 
-    def take_rows(self, parts: Sequence[tuple[str, int]], columns: int) -> Tensor:
-        """Matrices of (name, rows) stacked into one [sum of rows, columns], for projections that share their input."""
-        return torch.cat([self.take(name, rows, columns) for name, rows in parts])
+    def linear(self, in_features: int, **out_features: int) -> Linear:
+        """The matrices `name.weight` [out_features, in_features] as one layer, their outputs side by side in the order given."""
+        parts = [self.take(f"{name}.weight", rows, in_features) for name, rows in out_features.items()]
+        return self._make_linear(torch.cat(parts) if len(parts) > 1 else parts[0])
 
     def check_all_taken(self, ignored: Iterable[str]) -> None:
         """Raises ModelLoadError if the checkpoint holds a tensor that nobody took and no prefix in `ignored` covers."""
