@@ -149,11 +149,11 @@ class Engine:
         plan = self._scheduler.schedule(now)
         if plan is not None:
             self._launch(plan)
+        self._idle = plan is None and not self._in_flight
         if self._in_flight and (plan is None or len(self._in_flight) > self._depth):
             self._collect(self._in_flight.popleft())
         else:
             self._publish(self.snapshot.step_id)
-        self._idle = plan is None and not self._in_flight
         return self._open.take()
 
     def _wait_for_work(self) -> None:
