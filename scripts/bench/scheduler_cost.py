@@ -17,21 +17,21 @@ from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.cache_manager import CacheManager
 from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
 
-PROMPT_TOKENS = 64
+PROMPT_TOKENS = 64  # and up to a block more, so that rows cross block edges at different steps
 
 
 def make_scheduler(num_running: int, num_waiting: int, num_steps: int) -> ContinuousBatchScheduler:
     """A scheduler over a full and a window group whose batch is full, and which never runs out of blocks."""
     groups = (LayerGroup((0,), 1, 64, 2), LayerGroup((1, 2, 3, 4, 5), 1, 64, 2, window=512))
     max_tokens = 2 * num_steps + 2
-    blocks = num_running * ((PROMPT_TOKENS + max_tokens) // 16 + 3)
+    blocks = num_running * ((PROMPT_TOKENS + 16 + max_tokens) // 16 + 3)
     cache = CacheManager(BlockPool(KVLayout.from_num_blocks(groups, 16, 2 * blocks)))
     scheduler = ContinuousBatchScheduler(
-        cache, SchedulerOptions(max_batch_size=num_running, max_batched_tokens=num_running * PROMPT_TOKENS)
+        cache, SchedulerOptions(max_batch_size=num_running, max_batched_tokens=num_running * (PROMPT_TOKENS + 16))
     )
     for index in range(num_running + num_waiting):
         sampling = SamplingParams(max_tokens=max_tokens)
-        scheduler.add(ScheduledRequest(f"r{index}", [1] * PROMPT_TOKENS, sampling, arrival_time=float(index)))
+        scheduler.add(ScheduledRequest(f"r{index}", [1] * (PROMPT_TOKENS + index % 16), sampling, arrival_time=float(index)))
     return scheduler
 
 

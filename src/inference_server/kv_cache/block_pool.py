@@ -109,7 +109,7 @@ class BlockPool:
         refs = self._refs[group]
         taken: list[int] = []
         while len(taken) < count:
-            slab = self._choose_slab(owner, group, count - len(taken), reserved)
+            slab = self._choose_slab(owner, group, reserved)
             gaps = self._slab_gaps[slab]
             num_here = min(len(gaps), count - len(taken))
             for _ in range(num_here):
@@ -122,14 +122,13 @@ class BlockPool:
         self._num_used[group] += count
         return taken
 
-    def _choose_slab(self, owner: str, group: int, count: int, reserved: int) -> int:
+    def _choose_slab(self, owner: str, group: int, reserved: int) -> int:
         own = self._gappy_by_owner.get(owner)
         if own and own[group]:
             return next(reversed(own[group]))
-        gappy = self._gappy[group]
-        if not gappy or len(self._free_slabs) > reserved + self._slabs_to_open(group, count):
+        if len(self._free_slabs) > reserved:
             return self._open_slab(owner, group)
-        return next(iter(gappy))
+        return next(iter(self._gappy[group]))
 
     def _open_slab(self, owner: str, group: int) -> int:
         slab = self._free_slabs.pop()

@@ -1,0 +1,75 @@
+"""Random schedules on tiny pools: arrivals, aborts at every stage, late stops, preemption, with and without overlap.
+
+After every operation the books balance; every request ends once; every token is that of a straight run.
+"""
+
+import contextlib
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from scheduler_driver import Driver, two_groups
+
+from inference_server.core.errors import PromptTooLongError
+from inference_server.core.kv_layout import LayerGroup
+from inference_server.core.options import PrefillMode, SchedulerOptions
+
+FULL_ONLY = (LayerGroup((0,), 1, 1, 1),)
+
+
+@st.composite
+def drivers(draw: st.DrawFn) -> Driver:
+    batch = draw(st.integers(1, 5))
+    options = SchedulerOptions(
+        max_batch_size=batch,
+        max_batched_tokens=batch + draw(st.integers(0, 12)),
+        prefill_mode=draw(st.sampled_from(PrefillMode)),
+        prefill_chunk_size=draw(st.integers(1, 10)),
+    )
+    return Driver(
+        options,
+        groups=draw(st.sampled_from([FULL_ONLY, two_groups(1), two_groups(3), two_groups(4), two_groups(9)])),
+        block_size=draw(st.sampled_from([1, 2, 4])),
+        num_slabs=draw(st.integers(3, 16)),
+        overlap=draw(st.booleans()),
+        supports_mixed=draw(st.booleans()),
+    )
+
+
+class ScheduleMachine(RuleBasedStateMachine):
+    @initialize(driver=drivers())
+    def start(self, driver: Driver) -> None:
+        self.driver = driver
+
+    @rule(
+        prompt=st.lists(st.integers(0, 3), min_size=1, max_size=20),
+        max_tokens=st.integers(1, 16),
+        stop_after=st.integers(1, 20),
+        priority=st.integers(0, 1),
+    )
+    def add(self, prompt: list[int], max_tokens: int, stop_after: int, priority: int) -> None:
+        with contextlib.suppress(PromptTooLongError):
+            self.driver.add(prompt, max_tokens, stop_after=stop_after, priority=priority)
+
+    @precondition(lambda self: self.driver.unfinished)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.driver.unfinished)))
+        request = self.driver.unfinished[name]
+        self.driver.abort(request)
+        self.driver.abort(request)
+
+    @rule(count=st.integers(1, 8))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.driver.step()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        self.driver.run()
+        assert set(self.driver.ends.values()) <= {1}
+
+
+TestSchedules = ScheduleMachine.TestCase
+TestSchedules.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
