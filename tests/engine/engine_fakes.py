@@ -163,7 +163,7 @@ async def serving(
     """A started and loaded engine."""
     model, options = model or loaded(), options or EngineOptions()
     engine = Engine(lambda: model, options, [sink] if sink else [])
-    async_engine = AsyncEngine(engine, options)
+    async_engine = AsyncEngine(engine, options, step_limit_s=0.5)
     await async_engine.start()
     await until(lambda: async_engine.state is not EngineState.LOADING)
     try:
