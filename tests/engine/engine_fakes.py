@@ -3,24 +3,19 @@
 `EchoBackend` answers with the prompt's own bytes, then end of text, so a test chooses the output by choosing the prompt.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from threading import Event
-from time import monotonic
 
-from inference_server.core.generation import GenerationRequest
 from inference_server.core.kv_layout import KVLayout, LayerGroup
 from inference_server.core.model_spec import GenerationDefaults, ModelSpec
-from inference_server.core.options import EngineOptions, SchedulerOptions
+from inference_server.core.options import SchedulerOptions
 from inference_server.core.outputs import OutputDelta
 from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.records import RequestRecord, StepRecord
 from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.engine.async_engine import AsyncEngine
-from inference_server.engine.engine import Engine, EngineState
+from inference_server.engine.engine import Engine
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.cache_manager import CacheManager
@@ -134,10 +129,6 @@ def scheduled(text: str, request_id: str = "r", arrival_time: float = 100.0, **s
     return ScheduledRequest(request_id, TOKENIZER.encode(text), SamplingParams(**params), arrival_time)  # type: ignore[arg-type]
 
 
-def asking(text: str, **fields: object) -> GenerationRequest:
-    return GenerationRequest(prompt=text, arrival_time=monotonic(), **fields)  # type: ignore[arg-type]
-
-
 def run_dry(engine: Engine, max_steps: int = 10_000) -> dict[str, list[OutputDelta]]:
     """Step without a thread until there is no work; the deltas by request id."""
     seen: dict[str, list[OutputDelta]] = {}
@@ -154,26 +145,3 @@ def merged(deltas: list[OutputDelta]) -> OutputDelta:
     for delta in deltas:
         whole.merge(delta)
     return whole
-
-
-@asynccontextmanager
-async def serving(
-    model: LoadedModel | None = None, options: EngineOptions | None = None, sink: RecordList | None = None
-) -> AsyncIterator[AsyncEngine]:
-    """A started and loaded engine."""
-    model, options = model or loaded(), options or EngineOptions()
-    engine = Engine(lambda: model, options, [sink] if sink else [])
-    async_engine = AsyncEngine(engine, options, step_limit_s=0.5)
-    await async_engine.start()
-    await until(lambda: async_engine.state is not EngineState.LOADING)
-    try:
-        yield async_engine
-    finally:
-        await async_engine.stop()
-
-
-async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
-    end = monotonic() + limit_s
-    while not condition():
-        assert monotonic() < end, "the condition never came true"
-        await asyncio.sleep(0.001)

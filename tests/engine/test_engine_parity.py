@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 from engine_fakes import TOKENIZER, RecordList, VirtualClock, loaded, merged, run_dry
-from inference_server.backends.fake_backend import FakeBackend, FakeStep
 
+from inference_server.backends.fake_backend import FakeBackend, FakeStep
 from inference_server.core.errors import StepFailedError
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.options import EngineOptions, PrefillMode, SchedulerOptions

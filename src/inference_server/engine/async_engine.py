@@ -38,7 +38,7 @@ HealthStatus = Literal["loading", "ok", "idle", "stalled", "draining", "dead"]
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """last_step_age_s: seconds since the engine last finished a step; None before the first."""
+    """last_step_age_s: seconds since the engine last finished a step, or its loading; None while it loads."""
 
     status: HealthStatus
     last_step_age_s: float | None
