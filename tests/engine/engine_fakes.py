@@ -1,27 +1,25 @@
-"""A backend whose answers a test writes itself, a scheduler of one page, and what it takes to run an engine on them.
+"""A backend whose answers a test writes itself, and what it takes to run an engine on it.
 
 `EchoBackend` answers with the prompt's own bytes, then end of text, so a test chooses the output by choosing the prompt.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import count
 from threading import Event
-from time import monotonic
 
-from inference_server.core.generation import GenerationRequest
 from inference_server.core.kv_layout import KVLayout, LayerGroup
 from inference_server.core.model_spec import GenerationDefaults, ModelSpec
-from inference_server.core.options import EngineOptions
+from inference_server.core.options import SchedulerOptions
 from inference_server.core.outputs import OutputDelta
 from inference_server.core.plan import StepPlan, StepResult
-from inference_server.core.records import CacheStats, RequestRecord, SchedulerStats, StepRecord
-from inference_server.core.request import FinishReason, RequestStatus, ScheduledRequest
+from inference_server.core.records import RequestRecord, StepRecord
+from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.engine.async_engine import AsyncEngine
-from inference_server.engine.engine import Engine, EngineState
+from inference_server.engine.engine import Engine
 from inference_server.engine.loaded_model import LoadedModel
+from inference_server.kv_cache.block_pool import BlockPool
+from inference_server.kv_cache.cache_manager import CacheManager
+from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
 from inference_server.scheduler.interface import SchedulerInterface
 from inference_server.tokenization.base import TokenizerLike
 from inference_server.tokenization.chat_template import ChatTemplate
@@ -95,58 +93,10 @@ def echo(request: ScheduledRequest, position: int) -> int:
     return answer[index % len(answer)] if request.sampling.ignore_eos else EOS
 
 
-class PageScheduler:
-    """First come, first served, whole prompts, a block a token. Two steps of one request may be in flight."""
-
-    def __init__(self, max_batch_size: int = 8) -> None:
-        self.max_batch_size = max_batch_size
-        self.queue: list[ScheduledRequest] = []
-        self.active: list[ScheduledRequest] = []
-        self.step_ids = count(1)
-
-    def add(self, request: ScheduledRequest) -> None:
-        self.queue.append(request)
-
-    def schedule(self, now: float) -> StepPlan | None:
-        while self.queue and len(self.active) < self.max_batch_size:
-            request = self.queue.pop(0)
-            request.status, request.admitted_time = RequestStatus.RUNNING, now
-            self.active.append(request)
-        plan = StepPlan(next(self.step_ids), scheduled_time=now)
-        for request in self.active:
-            if request.num_output_tokens + request.num_inflight_tokens >= request.sampling.max_tokens:
-                continue
-            plan.add(request, request.num_computed_tokens, request.num_tokens - request.num_computed_tokens, True)
-            request.num_computed_tokens = request.num_tokens
-            request.num_inflight_tokens += 1
-        return plan if len(plan) else None
-
-    def update(self, plan: StepPlan, result: StepResult, stops: Mapping[str, FinishReason]) -> None:
-        for request, token_id in zip(plan.requests, result.token_ids, strict=True):
-            if request.finished:
-                continue
-            request.num_inflight_tokens -= 1
-            request.token_ids.append(token_id)
-            if request.request_id in stops:
-                self.finish(request, stops[request.request_id])
-
-    def finish(self, request: ScheduledRequest, reason: FinishReason) -> None:
-        for requests in (self.queue, self.active):
-            if request in requests:
-                requests.remove(request)
-        request.status, request.finish_reason = RequestStatus.FINISHED, request.finish_reason or reason
-
-    def has_unfinished(self) -> bool:
-        return bool(self.queue or self.active)
-
-    def waiting(self) -> list[ScheduledRequest]:
-        return list(self.queue)
-
-    def scheduler_stats(self) -> SchedulerStats:
-        return SchedulerStats(num_waiting=len(self.queue), num_running=len(self.active))
-
-    def cache_stats(self) -> CacheStats:
-        return CacheStats(used_blocks=sum(r.num_computed_tokens for r in self.active))
+def scheduler_of(max_batch_size: int = 8, num_blocks: int = 256, **options: object) -> ContinuousBatchScheduler:
+    """The real one, over a pool of `num_blocks` blocks of 4 tokens."""
+    cache = CacheManager(BlockPool(KVLayout.from_num_blocks(SPEC.groups, 4, num_blocks)))
+    return ContinuousBatchScheduler(cache, SchedulerOptions(max_batch_size=max_batch_size, **options))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -170,17 +120,13 @@ def loaded(
     backend = backend or EchoBackend()
     spec = replace(backend.spec, supports_overlap=overlap)
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}, stop_strings=("<turn>",))
-    scheduler = scheduler or PageScheduler()
+    scheduler = scheduler or scheduler_of()
     return LoadedModel(backend, scheduler, tokenizer, template, spec, GenerationDefaults(temperature=0.0), spec.max_model_len, 0)
 
 
 def scheduled(text: str, request_id: str = "r", arrival_time: float = 100.0, **sampling: object) -> ScheduledRequest:
     params: dict[str, object] = {"max_tokens": 1000, "stop_token_ids": frozenset({EOS}), **sampling}
     return ScheduledRequest(request_id, TOKENIZER.encode(text), SamplingParams(**params), arrival_time)  # type: ignore[arg-type]
-
-
-def asking(text: str, **fields: object) -> GenerationRequest:
-    return GenerationRequest(prompt=text, arrival_time=monotonic(), **fields)  # type: ignore[arg-type]
 
 
 def run_dry(engine: Engine, max_steps: int = 10_000) -> dict[str, list[OutputDelta]]:
@@ -199,28 +145,3 @@ def merged(deltas: list[OutputDelta]) -> OutputDelta:
     for delta in deltas:
         whole.merge(delta)
     return whole
-
-
-@asynccontextmanager
-async def serving(
-    model: LoadedModel | None = None, options: EngineOptions | None = None, sink: RecordList | None = None
-) -> AsyncIterator[AsyncEngine]:
-    """A started and loaded engine."""
-    model, options = model or loaded(), options or EngineOptions()
-    engine = Engine(lambda: model, options, [sink] if sink else [])
-    async_engine = AsyncEngine(engine, options)
-    await async_engine.start()
-    await until(lambda: async_engine.state is not EngineState.LOADING)
-    try:
-        yield async_engine
-    finally:
-        await async_engine.stop()
-
-
-async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
-    import asyncio
-
-    end = monotonic() + limit_s
-    while not condition():
-        assert monotonic() < end, "the condition never came true"
-        await asyncio.sleep(0.001)

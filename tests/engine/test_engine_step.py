@@ -1,13 +1,14 @@
 """The engine without a thread: text, ends, deadlines, failures and records, step by step on a virtual clock."""
 
 import pytest
-from engine_fakes import EOS, TOKENIZER, EchoBackend, PageScheduler, RecordList, VirtualClock, loaded, merged, run_dry, scheduled
+from engine_fakes import EOS, TOKENIZER, EchoBackend, RecordList, VirtualClock, loaded, merged, run_dry, scheduled, scheduler_of
 
 from inference_server.core.errors import (
     DeadlineExceededError,
     EngineDeadError,
     InferenceServerError,
     OverloadedError,
+    PromptTooLongError,
     RequestAbortedError,
     StepFailedError,
 )
@@ -138,7 +139,7 @@ def test_abort_frees_within_one_step(steps_before: int, overlap: bool) -> None:
 
 
 def test_abort_of_a_queued_request_leaves_the_running_one_alone() -> None:
-    engine = engine_on(loaded(scheduler=PageScheduler(max_batch_size=1)))
+    engine = engine_on(loaded(scheduler=scheduler_of(max_batch_size=1)))
     engine.add(scheduled("running", "a"))
     engine.add(scheduled("queued", "b"))
     engine.step()
@@ -159,7 +160,7 @@ def test_abort_after_the_end_does_nothing() -> None:
 
 def test_admission_deadline_refuses_only_requests_that_wait() -> None:
     clock = VirtualClock()
-    model = loaded(scheduler=PageScheduler(max_batch_size=1))
+    model = loaded(scheduler=scheduler_of(max_batch_size=1))
     engine = engine_on(model, clock, options=EngineOptions(admission_deadline_s=5.0))
     engine.add(scheduled("running", "a"))
     engine.add(scheduled("queued", "b"))
@@ -200,7 +201,7 @@ def test_failed_step_costs_its_requests_only(overlap: bool) -> None:
             raise StepFailedError("out of memory")
 
     backend = EchoBackend(before_launch=fail_once)
-    engine = engine_on(loaded(backend, PageScheduler(max_batch_size=1), overlap=overlap))
+    engine = engine_on(loaded(backend, scheduler_of(max_batch_size=1), overlap=overlap))
     engine.add(scheduled("bad", "bad"))
     engine.add(scheduled("good", "good"))
     seen = run_dry(engine)
@@ -241,13 +242,9 @@ def test_fault_in_one_text_ends_that_request_alone() -> None:
 
 
 def test_request_that_the_scheduler_refuses_ends_with_its_reason() -> None:
-    class Refusing(PageScheduler):
-        def add(self, request: object) -> None:
-            raise OverloadedError("no")
-
-    engine = engine_on(loaded(scheduler=Refusing()))
-    engine.add(scheduled("a"))
-    assert isinstance(run_dry(engine)["r"][0].error, OverloadedError)
+    engine = engine_on(loaded(scheduler=scheduler_of(num_blocks=4)))
+    engine.add(scheduled("longer than sixteen tokens"))
+    assert isinstance(run_dry(engine)["r"][0].error, PromptTooLongError)
 
 
 def test_records_count_from_arrival() -> None:
@@ -272,7 +269,7 @@ def test_run_hands_over_a_terminal_delta_for_every_request_when_the_thread_dies(
         raise ZeroDivisionError
 
     backend = EchoBackend(before_launch=explode)
-    engine = Engine(lambda: loaded(backend), EngineOptions())
+    engine = Engine(lambda: loaded(backend), EngineOptions(), clock=VirtualClock())
     engine.add(scheduled("a", "a"))
     engine.add(scheduled("b", "b"))
     seen: dict[str, object] = {}

@@ -28,7 +28,8 @@ from inference_server.engine.stream_registry import StreamRegistry
 logger = logging.getLogger(__name__)
 
 _WORKER_ABOVE_CHARS = 4096
-_JOIN_LIMIT_S = 2.0
+_STEP_LIMIT_S = 10.0
+_LOAD_LIMIT_S = 1.0
 _LOADING_RETRY_S = 5.0
 _MAX_RETRY_S = 60.0
 
@@ -37,7 +38,7 @@ HealthStatus = Literal["loading", "ok", "idle", "stalled", "draining", "dead"]
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """last_step_age_s: seconds since the engine last finished a step; None before the first."""
+    """last_step_age_s: seconds since the engine last finished a step, or its loading; None while it loads."""
 
     status: HealthStatus
     last_step_age_s: float | None
@@ -46,10 +47,19 @@ class Health:
 class AsyncEngine:
     """All methods run on the loop that called `start`."""
 
-    def __init__(self, engine: Engine, options: EngineOptions, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        options: EngineOptions,
+        clock: Clock = time.monotonic,
+        *,
+        step_limit_s: float = _STEP_LIMIT_S,
+    ) -> None:
+        """step_limit_s: how long `stop` waits for the step that runs."""
         self._engine = engine
         self._options = options
         self._clock = clock
+        self._step_limit_s = step_limit_s
         self._streams = StreamRegistry()
         self._thread: Thread | None = None
         self._ended = asyncio.Event()
@@ -91,7 +101,10 @@ class AsyncEngine:
         self._draining = True
 
     async def stop(self, drain_timeout_s: float = 0.0) -> None:
-        """Drain for up to `drain_timeout_s`, end what is left, end the thread. Returns in bounded time, whatever the thread does."""
+        """Drain for up to `drain_timeout_s`, end what is left, end the thread.
+
+        Returns in bounded time, whatever the thread does: a step may end, but nobody waits for a model that loads.
+        """
         self.begin_drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(drain_timeout_s):
@@ -100,10 +113,11 @@ class AsyncEngine:
         if self._thread is None:
             return
         self._engine.stop()
+        limit_s = _LOAD_LIMIT_S if self._engine.state is EngineState.LOADING else self._step_limit_s
         try:
-            async with asyncio.timeout(_JOIN_LIMIT_S):
+            async with asyncio.timeout(limit_s):
                 await self._ended.wait()
-            self._thread.join(_JOIN_LIMIT_S)
+            self._thread.join(limit_s)
         except TimeoutError:
             logger.warning("the engine thread is busy and was left behind")
             self._streams.close_all(lambda: RequestAbortedError("the server is shutting down"))

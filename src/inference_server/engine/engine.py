@@ -7,26 +7,22 @@ Nothing here knows about asyncio, prompts as text, or HTTP.
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 from queue import Empty, SimpleQueue
-from typing import Any
 
-from inference_server.backends.base import InferenceBackend
 from inference_server.core.clock import Clock
-from inference_server.core.errors import EngineDeadError, ModelLoadError, RequestAbortedError, StepFailedError
+from inference_server.core.errors import EngineDeadError, ModelLoadError, RequestAbortedError
 from inference_server.core.options import EngineOptions
 from inference_server.core.outputs import OutputDelta
-from inference_server.core.plan import StepPlan
-from inference_server.core.records import EngineSnapshot, RecordSink, StepRecord
+from inference_server.core.records import EngineSnapshot, RecordSink
 from inference_server.core.request import FinishReason, ScheduledRequest
 from inference_server.engine.commands import Abort, Add, Command, Stop
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.engine.open_requests import OpenRequests
 from inference_server.engine.output_processor import OutputProcessor
+from inference_server.engine.step_pipeline import StepPipeline
 from inference_server.scheduler.interface import SchedulerInterface
 
 logger = logging.getLogger(__name__)
@@ -42,15 +38,6 @@ class EngineState(StrEnum):
     DRAINING = "draining"
     STOPPED = "stopped"
     DEAD = "dead"
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """A step that has been launched and not collected. handle: the backend's own."""
-
-    plan: StepPlan
-    handle: Any
-    start_time: float
 
 
 class Engine:
@@ -76,14 +63,12 @@ class Engine:
         self._sinks = sinks
         self._clock = clock
         self._inbox: SimpleQueue[Command] = SimpleQueue()
-        self._in_flight: deque[_InFlight] = deque()
         self._idle = True
         self._stopping = False
         # These exist once `load` has returned.
-        self._backend: InferenceBackend[Any]
         self._scheduler: SchedulerInterface
-        self._processor: OutputProcessor
         self._open: OpenRequests
+        self._pipeline: StepPipeline
         self._depth: int
 
     def add(self, request: ScheduledRequest) -> None:
@@ -101,7 +86,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do, for callers without a thread."""
-        return bool(self._open or self._in_flight or not self._inbox.empty())
+        return bool(self._open or self._pipeline or not self._inbox.empty())
 
     def run(self, hand_over: Callable[[Mapping[str, OutputDelta]], None]) -> None:
         """Load, then step until stopped, handing over after each step. Never raises: `state` says how it ended, STOPPED or DEAD."""
@@ -127,11 +112,12 @@ class Engine:
         except Exception as error:
             self.load_error = str(error) if isinstance(error, ModelLoadError) else f"loading the model failed: {error!r}"
             raise
-        self._backend, self._scheduler = model.backend, model.scheduler
-        self._processor = OutputProcessor(model.tokenizer)
-        self._open = OpenRequests(model.scheduler, self._processor, self._options, self._sinks)
+        processor = OutputProcessor(model.tokenizer)
+        self._scheduler = model.scheduler
+        self._open = OpenRequests(model.scheduler, processor, self._options, self._sinks)
+        self._pipeline = StepPipeline(model, processor, self._open, self._sinks, self._clock)
         self._depth = 1 if model.spec.supports_overlap else 0
-        self._publish(step_id=0)
+        self._publish()
         self.model = model
         self.state = EngineState.READY
         return model
@@ -148,12 +134,11 @@ class Engine:
         self._open.expire(now)
         plan = self._scheduler.schedule(now)
         if plan is not None:
-            self._launch(plan)
-        if self._in_flight and (plan is None or len(self._in_flight) > self._depth):
-            self._collect(self._in_flight.popleft())
-        else:
-            self._publish(self.snapshot.step_id)
-        self._idle = plan is None and not self._in_flight
+            self._pipeline.launch(plan)
+        self._idle = plan is None and not self._pipeline
+        if len(self._pipeline) > (0 if plan is None else self._depth):
+            self._pipeline.collect()
+        self._publish()
         return self._open.take()
 
     def _wait_for_work(self) -> None:
@@ -177,57 +162,10 @@ class Engine:
                 self._stopping = True
                 self._open.end_all(FinishReason.ABORT, now, lambda: RequestAbortedError("the server is shutting down"))
 
-    def _launch(self, plan: StepPlan) -> None:
-        start_time = self._clock()
-        try:
-            handle = self._backend.launch(plan)
-            self._backend.sample(handle)
-        except StepFailedError as error:
-            self._fail(plan, error)
-        else:
-            self._in_flight.append(_InFlight(plan, handle, start_time))
-
-    def _collect(self, step: _InFlight) -> None:
-        try:
-            result = self._backend.collect(step.handle)
-        except StepFailedError as error:
-            self._fail(step.plan, error)
-            self._publish(step.plan.step_id)
-            return
-        now = self._clock()
-        outputs = self._processor.process(step.plan, result, now)
-        self._scheduler.update(step.plan, result, outputs.stops)
-        self._open.put(outputs.deltas)
-        for request_id, reason in outputs.stops.items():
-            self._open.end(request_id, reason, now, outputs.deltas[request_id].error)
-        before = self.snapshot.scheduler.preemptions_total
-        self._publish(step.plan.step_id)
-        stats = self.snapshot.scheduler
-        record = StepRecord(
-            step_id=step.plan.step_id,
-            kind=step.plan.kind,
-            start_time=step.start_time,
-            end_time=now,
-            num_rows=len(step.plan),
-            num_tokens=step.plan.num_tokens,
-            num_returned_tokens=len(outputs.deltas),
-            num_waiting=stats.num_waiting,
-            num_preempted=stats.preemptions_total - before,
-            inter_token_s=tuple(outputs.inter_token_s),
-        )
-        for sink in self._sinks:
-            sink.on_step(record)
-
-    def _fail(self, plan: StepPlan, error: StepFailedError) -> None:
-        """A step is lost, and its requests with it; the others go on."""
-        logger.error("step %d with %d requests failed: %s", plan.step_id, len(plan), error, exc_info=error)
-        now = self._clock()
-        for request in plan.requests:
-            self._open.end(request.request_id, FinishReason.ERROR, now, StepFailedError(error.message))
-
-    def _publish(self, step_id: int) -> None:
+    def _publish(self) -> None:
         self.last_step_time = now = self._clock()
-        self.snapshot = EngineSnapshot(step_id, now, self._scheduler.scheduler_stats(), self._scheduler.cache_stats())
+        stats, cache = self._scheduler.scheduler_stats(), self._scheduler.cache_stats()
+        self.snapshot = EngineSnapshot(self._pipeline.step_id, now, stats, cache)
 
     def _report_death(self, error: Exception) -> None:
         if isinstance(error, ModelLoadError):

@@ -24,7 +24,7 @@ class StreamRegistry:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop
         self._streams: dict[str, RequestStream] = {}
-        self._asleep: list[RequestStream] = []
+        self._asleep: set[RequestStream] = set()
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._num_places = 0
@@ -93,11 +93,11 @@ class StreamRegistry:
             if crowded and stream.started and not delta.terminal:
                 if not self._asleep:
                     self._loop.call_later(_MERGE_S, self._wake_sleepers)
-                self._asleep.append(stream)
+                self._asleep.add(stream)
             else:
                 stream.wake()
 
     def _wake_sleepers(self) -> None:
-        sleepers, self._asleep = self._asleep, []
+        sleepers, self._asleep = self._asleep, set()
         for stream in sleepers:
             stream.wake()
