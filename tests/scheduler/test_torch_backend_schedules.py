@@ -35,12 +35,10 @@ class StraightTorchBackend(TorchBackend):
     @torch.inference_mode()
     def _generate(self, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
         """Drawn as the driver's requests are, with the default parameters."""
-        token_ids, sampler, kv = list(prompt), Sampler(), None
+        token_ids, sampler = list(prompt), Sampler()
         while len(token_ids) < len(prompt) + num_tokens:
-            new = token_ids if kv is None else token_ids[-1:]
-            output = self._reference(torch.tensor([new]), use_cache=True, cache=kv)
-            kv = output.cache
-            token_ids += sampler(output.logits[:, -1], [SamplingParams()], [len(token_ids)]).tolist()
+            logits = self._reference(torch.tensor([token_ids])).logits[:, -1]
+            token_ids += sampler(logits, [SamplingParams()], [len(token_ids)]).tolist()
         return token_ids[len(prompt) :]
 
 
