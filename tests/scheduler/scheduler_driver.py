@@ -1,6 +1,6 @@
 """`Driver`: the engine's part in scheduler tests. Runs a scheduler over `FakeBackend`, with or without a step of overlap."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 
 from inference_server.backends.fake_backend import FakeBackend, FakeStep
@@ -46,15 +46,15 @@ class Driver:
         self.plans: list[StepPlan] = []
         self.unfinished: dict[str, ScheduledRequest] = {}
         self.stop_after: dict[str, int] = {}
-        self.ends: Counter[str] = Counter()
+        self.finished: list[ScheduledRequest] = []
         self.num_added = 0
 
     def add(self, prompt: Sequence[int], max_tokens: int = 4, *, stop_after: int = 1 << 30, priority: int = 0) -> ScheduledRequest:
         """Queue a request that stops, as by a stop string, with its output token number `stop_after`."""
         sampling = SamplingParams(max_tokens=max_tokens)
         request = ScheduledRequest(f"r{self.num_added}", list(prompt), sampling, arrival_time=float(self.num_added), priority=priority)
-        self.num_added += 1
         self.scheduler.add(request)
+        self.num_added += 1
         self.unfinished[request.request_id] = request
         self.stop_after[request.request_id] = stop_after
         self.check()
@@ -92,6 +92,8 @@ class Driver:
             self.step()
         assert not self.unfinished, "requests that never end"
         assert self.pool.used_bytes == 0, "blocks outlive their requests"
+        for request in self.finished:
+            self.check_output(request)
 
     def check(self) -> None:
         self.scheduler.check_integrity(self.unfinished.values())
@@ -104,6 +106,8 @@ class Driver:
         mode, options = self.scheduler._mode, self.options
         prefills = [count for request, count in zip(plan.requests, plan.num_new_tokens, strict=True) if request.request_id not in decoding]
         assert len(plan) <= options.max_batch_size
+        for request, start, count in zip(plan.requests, plan.starts, plan.num_new_tokens, strict=True):
+            assert start + count < request.num_prompt_tokens + request.sampling.max_tokens, "KV that no token needs"
         if mode is not PrefillMode.MIXED:
             assert not (prefills and len(prefills) < len(plan)), "prompts and decodes share a step"
         if mode in (PrefillMode.MIXED, PrefillMode.CHUNKED):
@@ -127,7 +131,7 @@ class Driver:
     def _note_ends(self) -> None:
         for request in [request for request in self.unfinished.values() if request.finished]:
             del self.unfinished[request.request_id]
-            self.ends[request.request_id] += 1
+            self.finished.append(request)
             self.check_output(request)
 
     def check_output(self, request: ScheduledRequest) -> None:
