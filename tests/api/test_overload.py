@@ -34,7 +34,7 @@ def test_a_full_queue_is_429_before_the_body_is_read() -> None:
         server.wait_for(lambda stats: stats["active_rows"] == 1)
         waiting += [send(), send()]
         server.wait_for(lambda stats: stats["queue_depth"] == 2)
-        refused(server.client.get("/ready"), 429, "overloaded")
+        refused(server.client.get("/ready"), 503, "not_ready")
         for path in BODIES:
             refused(server.client.post(path, content=b"not even JSON"), 429, "overloaded")
         assert server.client.get("/health").status_code == 200

@@ -7,6 +7,7 @@ with `data: [DONE]`, after an error too.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request, Response
@@ -31,7 +32,7 @@ async def respond(request: Request, context: ApiContext, generation: GenerationR
     if stream:
         tokens, first = await while_connected(request.receive, _open(context, generation))
         content = _events(tokens, first, make(tokens.request_id))
-        return TokenStreamResponse(content, on_close=tokens.aclose, ping_interval_s=context.options.ping_interval_s)
+        return TokenStreamResponse(content, partial(_close, tokens, first), context.options.ping_interval_s)
     request_id, result = await while_connected(request.receive, _collect(context, generation))
     return Response(make(request_id).body(result), media_type="application/json")
 
@@ -73,10 +74,14 @@ async def _open(context: ApiContext, generation: GenerationRequest) -> tuple["Re
         if first.done() and (error := first.result().error) is not None:
             raise error
     except BaseException:
-        first.cancel()
-        await tokens.aclose()
+        await _close(tokens, first)
         raise
     return tokens, first
+
+
+async def _close(tokens: "RequestStream", first: asyncio.Future[OutputDelta]) -> None:
+    first.cancel()
+    await tokens.aclose()
 
 
 async def _events(tokens: "RequestStream", first: asyncio.Future[OutputDelta], response_format: ResponseFormat) -> AsyncIterator[bytes]:

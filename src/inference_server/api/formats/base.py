@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 from inference_server.core.outputs import OutputDelta, Usage
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
 
 class ResponseFormat(Protocol):
     """The wire shape of one generation; made once its request id is known."""
@@ -24,7 +26,7 @@ def event(payload: bytes) -> bytes:
 
 def encode(value: Any) -> bytes:
     """Compact JSON. ASCII only: some clients split a stream's lines at U+2028 and its like, which JSON may hold unescaped."""
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def openai_usage(usage: Usage) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from typing import Any
 from fastapi import APIRouter
 
 from inference_server.api.context import Context
+from inference_server.core.errors import NotReadyError, OverloadedError
 
 router = APIRouter(tags=["health"])
 
 
-@router.get("/health/live", include_in_schema=True)
+@router.get("/health/live")
 @router.get("/health")
 async def health(context: Context) -> dict[str, Any]:
     """Always 200 while the process is up; the body tells what the engine does."""
@@ -21,5 +22,8 @@ async def health(context: Context) -> dict[str, Any]:
 @router.get("/ready")
 async def ready(context: Context) -> dict[str, str]:
     """503 until the model is loaded, while the queue is full and while draining; else 200."""
-    context.engine.check_admission()
+    try:
+        context.engine.check_admission()
+    except OverloadedError as error:
+        raise NotReadyError(error.message, retry_after_s=error.retry_after_s) from error
     return {"status": "ready"}
