@@ -22,6 +22,8 @@ from inference_server.tokenization.chat_template import ChatTemplate
 from inference_server.tokenization.errors import ChatTemplateError, TokenizerError
 from inference_server.tokenization.tokenizer import Tokenizer
 
+HOST_ARENA_BYTES = 4 * 2**30  # on the CPU the pool shares its memory with everything else that runs there
+
 logger = logging.getLogger(__name__)
 
 
@@ -70,10 +72,12 @@ class ModelLoader:
 
 
 def kv_layout(options: CacheOptions, spec: ModelSpec) -> KVLayout:
-    """The arena that the options ask for. Raises ModelLoadError when not a single slab would fit."""
+    """The arena that the options ask for; without num_blocks at most HOST_ARENA_BYTES on a CPU. Raises ModelLoadError when not a single slab would fit."""
     if options.num_blocks is not None:
         return KVLayout.from_num_blocks(spec.groups, options.block_size, options.num_blocks)
     arena_bytes = int(spec.free_bytes * options.memory_fraction)
+    if spec.device == "cpu":
+        arena_bytes = min(arena_bytes, HOST_ARENA_BYTES)
     layout = KVLayout.from_bytes(spec.groups, options.block_size, arena_bytes)
     if layout.num_slabs < 2:
         raise ModelLoadError(f"no memory for a KV pool: {arena_bytes / 2**20:.0f} MiB on {spec.device}; set KV_CACHE_NUM_BLOCKS")
