@@ -72,7 +72,7 @@ class ModelLoader:
 
 
 def kv_layout(options: CacheOptions, spec: ModelSpec) -> KVLayout:
-    """The arena that the options ask for; without num_blocks at most HOST_ARENA_BYTES on a CPU. Raises ModelLoadError when not a single slab would fit."""
+    """The arena that the options ask for, on a CPU at most HOST_ARENA_BYTES. Raises ModelLoadError when not a single slab would fit."""
     if options.num_blocks is not None:
         return KVLayout.from_num_blocks(spec.groups, options.block_size, options.num_blocks)
     arena_bytes = int(spec.free_bytes * options.memory_fraction)
