@@ -1,0 +1,35 @@
+"""`python -m inference_server`: the server from the command line, with a flag for every setting (`--help`)."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+import uvicorn
+
+from inference_server.config import Settings
+from inference_server.server import create_app
+
+GRACE_S = 5  # after the drain, for clients that read slowly
+
+
+def main(argv: Sequence[str] = ()) -> None:
+    """Serve until a signal ends the process. argv: flags, without the program's name."""
+    settings = Settings.from_cli(argv)
+    config = uvicorn.Config(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        timeout_graceful_shutdown=GRACE_S,
+        ws="none",
+    )
+    sock = config.bind_socket()
+    host = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else settings.host
+    sys.stdout.write(f"inference-server: http://{host}:{sock.getsockname()[1]}/\n")
+    sys.stdout.flush()
+    with suppress(KeyboardInterrupt):  # uvicorn raises a SIGINT again once it has shut down
+        uvicorn.Server(config).run(sockets=[sock])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

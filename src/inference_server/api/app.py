@@ -1,0 +1,42 @@
+"""Puts the HTTP surface together: routers, error handlers and middleware around an `ApiContext`."""
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Lifespan
+
+from inference_server import __version__
+from inference_server.api.context import ApiContext
+from inference_server.api.errors import install_error_handlers
+from inference_server.api.middleware import AdmissionGate, BodyLimit, RequestEnvelope
+from inference_server.api.routes import generate, health, index, models, openai, stats, tokens
+
+
+def build_app(context: ApiContext, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
+    """The ASGI application. `lifespan` starts and stops the engine; this function does neither."""
+    app = FastAPI(
+        title="inference-server",
+        version=__version__,
+        lifespan=lifespan,
+        middleware=_middleware(context),
+        responses={"4XX": {"description": "The error shape."}},
+        redoc_url=None,
+    )
+    app.state.context = context
+    install_error_handlers(app)
+    for module in (generate, openai, models, tokens, stats, health, index):
+        app.include_router(module.router)
+    app.openapi()  # built now rather than by the first client, on the event loop
+    return app
+
+
+def _middleware(context: ApiContext) -> list[Middleware]:
+    layers = [
+        Middleware(RequestEnvelope, context=context),
+        Middleware(AdmissionGate, context=context),
+        Middleware(BodyLimit, max_bytes=context.options.max_body_bytes),
+    ]
+    if context.options.cors_origins:
+        cors = Middleware(CORSMiddleware, allow_origins=context.options.cors_origins, allow_methods=["*"], allow_headers=["*"])
+        layers.insert(1, cors)
+    return layers

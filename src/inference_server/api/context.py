@@ -1,0 +1,42 @@
+"""What every route needs, in one value handed over by the composition root, and how a route gets hold of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Depends, Request
+
+from inference_server.core.clock import Clock
+from inference_server.core.errors import ModelNotFoundError
+from inference_server.core.options import ApiOptions
+from inference_server.observability.prometheus import PrometheusSink
+from inference_server.observability.tracker import MetricsTracker
+
+if TYPE_CHECKING:
+    from inference_server.engine.async_engine import AsyncEngine
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    """clock: monotonic seconds, the engine's own. wall_clock: seconds since the epoch, only for `created` fields."""
+
+    engine: "AsyncEngine"
+    options: ApiOptions
+    tracker: MetricsTracker
+    prometheus: PrometheusSink
+    clock: Clock
+    wall_clock: Callable[[], float]
+    started_at: int
+
+    def check_model_name(self, name: str | None) -> None:
+        """Raises ModelNotFoundError when a request names a model that is not served here."""
+        if name is not None and name != self.options.served_model_name:
+            raise ModelNotFoundError(f"the model '{name[:128]}' does not exist", param="model")
+
+
+async def _context(request: Request) -> ApiContext:
+    context: ApiContext = request.app.state.context
+    return context
+
+
+Context = Annotated[ApiContext, Depends(_context)]

@@ -1,0 +1,38 @@
+"""`ResponseFormat`, the seam between the generic stream and the wire shapes, and what those shapes share."""
+
+import json
+from typing import Any, Protocol
+
+from inference_server.core.outputs import OutputDelta, Usage
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
+class ResponseFormat(Protocol):
+    """The wire shape of one generation; made once its request id is known."""
+
+    def body(self, result: OutputDelta) -> bytes:
+        """The JSON of the whole answer, from one terminal delta without an error."""
+        ...
+
+    def events(self, delta: OutputDelta) -> bytes:
+        """The server-sent events of one delta without an error, closing ones included if it is terminal; may be empty."""
+        ...
+
+
+def event(payload: bytes) -> bytes:
+    return b"data: " + payload + b"\n\n"
+
+
+def encode(value: Any) -> bytes:
+    """Compact JSON. ASCII only: some clients split a stream's lines at U+2028 and its like, which JSON may hold unescaped."""
+    return _ENCODER.encode(value).encode()
+
+
+def openai_usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }

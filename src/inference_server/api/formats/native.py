@@ -1,0 +1,51 @@
+"""The native shape of `/generate`: one JSON object, or the events `{text, ttft_ms}`, `{text}`..., `{text: "", done: true, totals}`."""
+
+from inference_server.api.formats.base import encode, event
+from inference_server.api.schemas.native import GenerateResponse, GenerateTotals
+from inference_server.core.clock import Clock
+from inference_server.core.outputs import OutputDelta
+
+
+class NativeFormat:
+    """arrival_time: of the request at the server, by `clock`."""
+
+    def __init__(self, request_id: str, arrival_time: float, clock: Clock) -> None:
+        self._request_id = request_id
+        self._arrival_time = arrival_time
+        self._clock = clock
+        self._ttft_ms: float | None = None
+        self._text_sent = False
+
+    def body(self, result: OutputDelta) -> bytes:
+        totals = self._totals(result).model_dump()
+        return GenerateResponse(text=result.text, token_ids=result.token_ids, **totals).model_dump_json().encode()
+
+    def events(self, delta: OutputDelta) -> bytes:
+        if self._ttft_ms is None:
+            self._ttft_ms = _milliseconds(self._clock() - self._arrival_time)
+        out = b""
+        if delta.text:
+            first = {} if self._text_sent else {"ttft_ms": self._ttft_ms}
+            out = event(encode({"text": delta.text, **first}))
+            self._text_sent = True
+        if delta.finish_reason is not None:
+            out += event(encode({"text": "", "done": True, **self._totals(delta).model_dump()}))
+        return out
+
+    def _totals(self, result: OutputDelta) -> GenerateTotals:
+        assert result.finish_reason is not None
+        assert result.usage is not None
+        usage = result.usage
+        return GenerateTotals(
+            finish_reason=result.finish_reason.value,
+            prompt_tokens=usage.prompt_tokens,
+            tokens_generated=usage.completion_tokens,
+            cache_hit_tokens=usage.cached_tokens,
+            ttft_ms=None if usage.ttft_s is None else _milliseconds(usage.ttft_s),
+            total_ms=_milliseconds(usage.total_s),
+            request_id=self._request_id,
+        )
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 3)

@@ -1,0 +1,95 @@
+"""Runs one generation for a route: whole or streamed, and never longer than its client stays.
+
+A stream's response begins with its first delta, so that what fails before has a proper status; but it waits for that no longer than
+one ping interval, lest a proxy gives up during a long prompt. What fails later is an error event. Every stream that is not cut off ends
+with `data: [DONE]`, after an error too.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fastapi import Request, Response
+from starlette.types import Receive
+
+from inference_server.api.context import ApiContext
+from inference_server.api.errors import ClientDisconnectedError, engine_error_body
+from inference_server.api.formats.base import ResponseFormat, event
+from inference_server.api.sse import DONE, PING, TokenStreamResponse
+from inference_server.core.generation import GenerationRequest
+from inference_server.core.outputs import OutputDelta
+
+if TYPE_CHECKING:
+    from inference_server.engine.request_stream import RequestStream
+
+T = TypeVar("T")
+FormatFactory = Callable[[str], ResponseFormat]
+
+
+async def respond(request: Request, context: ApiContext, generation: GenerationRequest, make: FormatFactory, stream: bool) -> Response:
+    """The response to one generation; `make` gets the request's id. Raises the engine's error, or ClientDisconnectedError."""
+    if stream:
+        tokens, first = await while_connected(request.receive, _open(context, generation))
+        content = _events(tokens, first, make(tokens.request_id))
+        return TokenStreamResponse(content, partial(_close, tokens, first), context.options.ping_interval_s)
+    request_id, result = await while_connected(request.receive, _collect(context, generation))
+    return Response(make(request_id).body(result), media_type="application/json")
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves: ClientDisconnectedError. The body must have been read."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnectedError
+        return task.result()
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _collect(context: ApiContext, generation: GenerationRequest) -> tuple[str, OutputDelta]:
+    tokens = await context.engine.generate(generation)
+    try:
+        return tokens.request_id, await tokens.collect()
+    finally:
+        await tokens.aclose()
+
+
+async def _open(context: ApiContext, generation: GenerationRequest) -> tuple["RequestStream", asyncio.Future[OutputDelta]]:
+    tokens = await context.engine.generate(generation)
+    first = asyncio.ensure_future(anext(tokens))
+    try:
+        await asyncio.wait((first,), timeout=context.options.ping_interval_s)
+        if first.done() and (error := first.result().error) is not None:
+            raise error
+    except BaseException:
+        await _close(tokens, first)
+        raise
+    return tokens, first
+
+
+async def _close(tokens: "RequestStream", first: asyncio.Future[OutputDelta]) -> None:
+    first.cancel()
+    await tokens.aclose()
+
+
+async def _events(tokens: "RequestStream", first: asyncio.Future[OutputDelta], response_format: ResponseFormat) -> AsyncIterator[bytes]:
+    if not first.done():
+        yield PING
+    delta = await first
+    while not delta.terminal:
+        if chunk := response_format.events(delta):
+            yield chunk
+        delta = await anext(tokens)
+    yield (event(engine_error_body(delta.error)) if delta.error else response_format.events(delta)) + DONE

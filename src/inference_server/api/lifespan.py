@@ -1,0 +1,99 @@
+"""The life of the process around an engine: start, drain on a signal, stop, and a non-zero exit when the engine is past help.
+
+uvicorn runs the lifespan before it opens the socket, so it only starts the engine thread, which loads the model.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from starlette.types import StatelessLifespan
+
+if TYPE_CHECKING:
+    from inference_server.engine.async_engine import AsyncEngine
+
+WATCH_INTERVAL_S = 2.0
+FLUSH_S = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+def engine_lifespan(engine: "AsyncEngine", drain_timeout_s: float) -> StatelessLifespan[FastAPI]:
+    """The lifespan of an application that owns `engine`."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await engine.start()
+        GracefulExit(engine, drain_timeout_s).install()
+        watch = asyncio.create_task(_exit_when_broken(engine))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            await engine.stop()
+
+    return lifespan
+
+
+class GracefulExit:
+    """Chains itself before the server's own signal handlers: drain with the listener open, then let the server close.
+
+    The first SIGTERM or SIGINT makes readiness and new generations 503 at once and lets running requests finish. A second one ends the
+    process on the spot.
+    """
+
+    def __init__(self, engine: "AsyncEngine", drain_timeout_s: float) -> None:
+        self._engine = engine
+        self._drain_timeout_s = drain_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._drain_task: asyncio.Task[None] | None = None
+        self._signalled = False
+        self._server_handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
+
+    def install(self) -> None:
+        """Python delivers signals to the main thread alone; a server in another thread has none to chain."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            previous = signal.signal(signum, self._handle)
+            if callable(previous):
+                self._server_handlers[signum] = previous
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self._signalled:
+            os._exit(128 + signum)
+        self._signalled = True
+        self._engine.begin_drain()
+        self._loop.call_soon_threadsafe(self._start, signum)
+
+    def _start(self, signum: int) -> None:
+        self._drain_task = asyncio.create_task(self._drain(signum))
+
+    async def _drain(self, signum: int) -> None:
+        logger.info("%s: draining, %d requests are open", signal.Signals(signum).name, self._engine.num_open)
+        await self._engine.stop(self._drain_timeout_s)
+        handler = self._server_handlers.get(signum)
+        if handler is None:
+            os._exit(128 + signum)
+        handler(signum, None)
+
+
+async def _exit_when_broken(engine: "AsyncEngine") -> None:
+    """End the process, non-zero, once the engine is dead or stalled, so that an orchestrator restarts it. The engine has logged why."""
+    ended = asyncio.create_task(engine.wait_ended())
+    while not ended.done() and engine.health().status != "stalled":
+        await asyncio.wait((ended,), timeout=WATCH_INTERVAL_S)
+    if engine.state == "stopped":
+        return
+    logger.critical("the engine is %s: exiting", engine.health().status)
+    await engine.stop()
+    await asyncio.sleep(FLUSH_S)  # for the streams' last events
+    logging.shutdown()
+    os._exit(1)

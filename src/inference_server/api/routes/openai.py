@@ -1,0 +1,45 @@
+"""`POST /v1/completions` and `/v1/chat/completions`."""
+
+from fastapi import APIRouter, Request, Response
+
+from inference_server.api.context import Context
+from inference_server.api.formats.openai import ChatFormat, CompletionFormat
+from inference_server.api.generation import respond
+from inference_server.api.schemas.chat import ChatCompletionBody, chat_prompt
+from inference_server.api.schemas.completions import DEFAULT_MAX_TOKENS, CompletionBody
+from inference_server.core.generation import GenerationRequest
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+
+@router.post("/completions", response_class=Response)
+async def completions(body: CompletionBody, request: Request, context: Context) -> Response:
+    """Continue a raw text or a list of token ids."""
+    context.check_model_name(body.model)
+    generation = GenerationRequest(
+        prompt=body.prompt,
+        arrival_time=request.state.arrival_time,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        client_id=request.state.client_id,
+        **body.sampling_fields(),
+    )
+    model, created = context.options.served_model_name, int(context.wall_clock())
+    return await respond(
+        request, context, generation, lambda id_: CompletionFormat(f"cmpl-{id_}", model, created, body.include_usage), body.stream
+    )
+
+
+@router.post("/chat/completions", response_class=Response)
+async def chat_completions(body: ChatCompletionBody, request: Request, context: Context) -> Response:
+    """Answer a conversation."""
+    context.check_model_name(body.model)
+    generation = GenerationRequest(
+        prompt=chat_prompt(body.messages),
+        arrival_time=request.state.arrival_time,
+        client_id=request.state.client_id,
+        **body.sampling_fields(),
+    )
+    model, created = context.options.served_model_name, int(context.wall_clock())
+    return await respond(
+        request, context, generation, lambda id_: ChatFormat(f"chatcmpl-{id_}", model, created, body.include_usage), body.stream
+    )

@@ -1,0 +1,62 @@
+"""`GET /scheduler/stats`, `/cache/stats` and `/metrics`: read-only views of the engine's snapshot and records."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from inference_server.api.context import Context
+
+router = APIRouter(tags=["stats"])
+
+
+@router.get("/scheduler/stats")
+async def scheduler_stats(context: Context) -> dict[str, Any]:
+    """Queue, active rows, KV pressure, and latency percentiles of the last minute."""
+    snapshot = context.engine.snapshot
+    scheduler, cache = snapshot.scheduler, snapshot.cache
+    return {
+        "step_id": snapshot.step_id,
+        "queue_depth": scheduler.num_waiting,
+        "waiting_tokens": scheduler.waiting_tokens,
+        "waiting_by_reason": scheduler.waiting_by_reason,
+        "active_rows": scheduler.num_active,
+        "prefilling": scheduler.num_prefilling,
+        "running": scheduler.num_running,
+        "admitted_total": scheduler.admitted_total,
+        "rejected_total": context.tracker.rejected_total,
+        "preemptions_total": scheduler.preemptions_total,
+        "kv_pressure": _ratio(cache.used_blocks, cache.total_blocks),
+        "free_blocks": cache.free_blocks,
+        "active_kv_tokens": scheduler.active_tokens,
+        **context.tracker.summary(),
+    }
+
+
+@router.get("/cache/stats")
+async def cache_stats(context: Context) -> dict[str, Any]:
+    """The block pool and the prefix cache. used: held by running requests; cached: reusable; free: neither."""
+    cache = context.engine.snapshot.cache
+    return {
+        "total_blocks": cache.total_blocks,
+        "used_blocks": cache.used_blocks,
+        "cached_blocks": cache.cached_blocks,
+        "free_blocks": cache.free_blocks,
+        "utilization": _ratio(cache.used_blocks, cache.total_blocks),
+        "total_bytes": cache.total_bytes,
+        "used_bytes": cache.used_bytes,
+        "hit_tokens": cache.hit_tokens,
+        "miss_tokens": cache.miss_tokens,
+        "evicted_blocks": cache.evicted_blocks,
+        "hit_rate": _ratio(cache.hit_tokens, cache.hit_tokens + cache.miss_tokens),
+    }
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request, context: Context) -> Response:
+    """Prometheus exposition."""
+    body, content_type = context.prometheus.render(context.engine.snapshot, request.headers.get("accept", ""))
+    return Response(body, headers={"Content-Type": content_type})
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

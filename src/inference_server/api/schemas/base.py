@@ -1,0 +1,96 @@
+"""`RequestBody`: the rule for keys that a schema does not declare, in one table.
+
+null is the same as absent. A hint changes nothing in the output and is dropped. A parameter we do not implement is accepted at the value
+that asks for nothing, and refused by name at every other; so is a key that nobody knows.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from inference_server.core.errors import UnsupportedParameterError
+
+HINTS = frozenset(
+    {
+        "include_obfuscation",
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "add_generation_prompt": (True,),
+        "allowed_token_ids": ([],),
+        "annotations": ([],),
+        "bad_words": ([],),
+        "best_of": (1,),
+        "chat_template_kwargs": ({},),
+        "continue_final_message": (False,),
+        "continuous_usage_stats": (False,),
+        "echo": (False,),
+        "frequency_penalty": (0,),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "include_stop_str_in_output": (False,),
+        "length_penalty": (1,),
+        "logit_bias": ({},),
+        "logprobs": (False,),
+        "min_tokens": (0,),
+        "modalities": (["text"],),
+        "n": (1,),
+        "parallel_tool_calls": (True, False),
+        "presence_penalty": (0,),
+        "repetition_penalty": (1,),
+        "response_format": ({"type": "text"},),
+        "return_token_ids": (False,),
+        "return_token_strs": (False,),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "stop_token_ids": ([],),
+        "suffix": ("",),
+        "tool_calls": ([],),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "top_logprobs": (0,),
+        "use_beam_search": (False,),
+        "verbosity": ("medium",),
+    }
+)
+
+
+class RequestBody(BaseModel):
+    """A strict JSON object: no coercion between types, no NaN, no unknown key."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, data: Any) -> Any:
+        """Raises UnsupportedParameterError, which is no ValueError and so reaches the client as itself."""
+        if not isinstance(data, dict):
+            return data
+        kept = {}
+        for key, value in data.items():
+            if key in cls.model_fields:
+                if value is not None:
+                    kept[key] = value
+            elif not _asks_for_nothing(key, value):
+                raise UnsupportedParameterError(f"the parameter '{key[:64]}' is not supported with this value", param=key[:64])
+        return kept
+
+
+def _asks_for_nothing(key: str, value: Any) -> bool:
+    # In JSON 0 is not false, though Python calls them equal: `logprobs: 0` of /v1/completions does ask for log-probabilities.
+    return (
+        value is None
+        or key in HINTS
+        or any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in NEUTRAL.get(key, ()))
+    )

@@ -1,0 +1,30 @@
+"""Bodies of `/tokenize` and `/detokenize`, in vLLM's shapes."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from inference_server.api.schemas.base import RequestBody
+from inference_server.api.schemas.chat import ChatMessage
+from inference_server.api.schemas.completions import TokenId
+from inference_server.api.schemas.sampling import Label
+
+
+class TokenizeBody(RequestBody):
+    """Either a raw prompt or a chat. The default of add_special_tokens is what a generation does: a BOS, but never a second one."""
+
+    model: Label | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("exactly one of prompt and messages is required")
+        return self
+
+
+class DetokenizeBody(RequestBody):
+    model: Label | None = None
+    tokens: list[TokenId]

@@ -1,0 +1,42 @@
+"""From the BACKEND setting to a backend. Each is imported only when it is chosen."""
+
+from pathlib import Path
+from typing import Any
+
+from inference_server.backends.base import InferenceBackend
+from inference_server.core.errors import ModelLoadError
+from inference_server.core.options import ModelOptions
+
+
+def create_backend(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
+    """The backend for the model in `folder`, not loaded yet. Raises ModelLoadError for a setting or folder that cannot work.
+
+    auto: the hand-written forward where the architecture has one, else transformers.
+    """
+    from inference_server.models.registry import find_family, read_config
+
+    match options.backend:
+        case "custom":
+            return _paged(options, folder)
+        case "hf":
+            return _transformers(options, folder)
+        case "auto":
+            return _paged(options, folder) if find_family(read_config(folder)) else _transformers(options, folder)
+        case "custom-cuda":
+            raise ModelLoadError("BACKEND=custom-cuda is not available yet; use auto, custom or hf")
+    raise ModelLoadError(f"BACKEND {options.backend!r} is not one of auto, custom, custom-cuda, hf")
+
+
+def _paged(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
+    from inference_server.backends.paged_backend import PagedBackend
+    from inference_server.checkpoints.safetensors_reader import open_checkpoint
+    from inference_server.sampling.sampler import Sampler
+
+    return PagedBackend(options, folder, open_checkpoint, Sampler())
+
+
+def _transformers(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
+    from inference_server.backends.torch_backend import TorchBackend
+    from inference_server.sampling.sampler import Sampler
+
+    return TorchBackend(options, folder, Sampler())

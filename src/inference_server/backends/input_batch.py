@@ -1,0 +1,119 @@
+"""`InputBatch`: turns a step plan into the tensors of one forward, once a step.
+
+Block tables are kept by slot between steps and only grow by what is new, so a decode row costs a few list look-ups; everything
+for each token is array arithmetic. It knows no model and runs nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inference_server.core.kv_layout import KVLayout
+from inference_server.core.plan import StepPlan
+from inference_server.core.request import ScheduledRequest
+from inference_server.models.attention import AttentionMetadata, GroupMetadata
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """The arguments of one forward. sampling_tokens: int64 [sampling rows], where in the flat batch their last tokens are."""
+
+    input_ids: Tensor
+    positions: Tensor
+    metadata: AttentionMetadata
+    sampling_tokens: Tensor
+
+
+class InputBatch:
+    """Builds `ModelInputs`. One for each arena; slots run from 0 to max_slots, exclusive."""
+
+    def __init__(self, layout: KVLayout, max_slots: int, max_model_len: int, device: torch.device) -> None:
+        self.device = device
+        self._block_size = layout.block_size
+        self._windows = [group.window for group in layout.groups]
+        width = ceil(max_model_len / layout.block_size)
+        self._tables = [np.zeros((max_slots, width), dtype=np.int32) for _ in layout.groups]
+        self._known = [[0] * max_slots for _ in layout.groups]  # block ids copied, by group and slot
+        self._tenants: list[tuple[ScheduledRequest, int] | None] = [None] * max_slots
+
+    def build(self, plan: StepPlan, last_token_ids: Tensor) -> ModelInputs:
+        """last_token_ids: int64 [max_slots] on the device, each slot's newest sampled token."""
+        slots = np.array([request.slot for request in plan.requests])
+        starts, counts = np.array(plan.starts), np.array(plan.num_new_tokens)
+        ends, cu_seqlens = starts + counts, np.concatenate(([0], counts.cumsum()))
+        self._update_tables(plan.requests)
+        positions = np.arange(cu_seqlens[-1]) + (starts - cu_seqlens[:-1]).repeat(counts)
+        token_ids, on_device = _token_ids(plan, cu_seqlens)
+        input_ids = self._to_device(token_ids)
+        if on_device:
+            rows = np.array(on_device)
+            input_ids[self._to_device(cu_seqlens[rows + 1] - 1)] = last_token_ids[self._to_device(slots[rows])]
+        max_seq_len = int(ends.max())
+        width = ceil(max_seq_len / self._block_size)
+        metadata = AttentionMetadata(
+            groups=tuple(
+                GroupMetadata(
+                    slot_mapping=self._to_device(self._slot_mapping(table, slots.repeat(counts), positions)),
+                    block_tables=self._to_device(table[slots, :width]),
+                    window=window,
+                )
+                for table, window in zip(self._tables, self._windows, strict=True)
+            ),
+            cu_seqlens_q=self._to_device(cu_seqlens.astype(np.int32)),
+            seq_lens=self._to_device(ends.astype(np.int32)),
+            num_single=int((counts == 1).sum()),
+            max_query_len=int(counts.max()),
+            max_seq_len=max_seq_len,
+        )
+        sampling_tokens = cu_seqlens[1:][np.array(plan.samples, dtype=bool)] - 1
+        return ModelInputs(input_ids, self._to_device(positions), metadata, self._to_device(sampling_tokens))
+
+    def _update_tables(self, requests: Sequence[ScheduledRequest]) -> None:
+        """Copy the block ids that are new since the slot's step before; all of them for a new or returning tenant.
+
+        A block that has left the window becomes null in the request's table and stays stale here: no kernel reads it.
+        """
+        tenants = self._tenants
+        for request in requests:
+            slot = request.slot
+            tenant = tenants[slot]
+            if tenant is None or tenant[0] is not request or tenant[1] != request.num_preemptions:
+                tenants[slot] = (request, request.num_preemptions)
+                for known in self._known:
+                    known[slot] = 0
+            for table, known, blocks in zip(self._tables, self._known, request.block_tables, strict=True):
+                block_ids = blocks.block_ids
+                if len(block_ids) > known[slot]:
+                    table[slot, known[slot] : len(block_ids)] = block_ids[known[slot] :]
+                    known[slot] = len(block_ids)
+
+    def _slot_mapping(self, table: NDArray[np.int32], slot_of_token: IntArray, positions: IntArray) -> IntArray:
+        blocks = table[slot_of_token, positions // self._block_size].astype(np.int64)
+        return blocks * self._block_size + positions % self._block_size
+
+    def _to_device(self, array: NDArray) -> Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+
+def _token_ids(plan: StepPlan, cu_seqlens: IntArray) -> tuple[IntArray, list[int]]:
+    """The ids of all tokens, row after row, and the rows whose last id is still on the device (0 stands for it here)."""
+    token_ids: list[int] = []
+    on_device: list[int] = []
+    for row, (request, start, count) in enumerate(zip(plan.requests, plan.starts, plan.num_new_tokens, strict=True)):
+        known = request.token_ids
+        if start + count > len(known):
+            on_device.append(row)
+            token_ids += known[start:]
+            token_ids.append(0)
+        elif count == 1:
+            token_ids.append(known[start])
+        else:
+            token_ids += known[start : start + count]
+    return np.array(token_ids, dtype=np.int64), on_device

@@ -1,0 +1,166 @@
+"""`PagedBackend`: the hand-written models over the paged KV arena, on CUDA, MPS or the CPU.
+
+It owns the weights, the arena and the newest token of every slot. A step is: block copies, one forward over the flat batch,
+logits of the rows that sample, their tokens. What a row may attend to is the plan's business, what a token costs the model's.
+"""
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from inference_server.backends.device import free_bytes, select_device, select_dtype, step_errors, use_available_cores
+from inference_server.backends.input_batch import InputBatch
+from inference_server.backends.kv_tensors import KVTensors
+from inference_server.checkpoints.errors import CheckpointError
+from inference_server.core.errors import ModelLoadError
+from inference_server.core.kv_layout import KVLayout
+from inference_server.core.model_spec import ModelSpec
+from inference_server.core.options import ModelOptions
+from inference_server.core.plan import StepPlan, StepResult
+from inference_server.core.request import BlockTable, ScheduledRequest
+from inference_server.core.sampling_params import SamplingParams
+from inference_server.kernels.cpu_linear import compile_panel_kernel, pack_linear
+from inference_server.models.registry import Model, find_family, read_config
+from inference_server.models.weights import TensorSource, Weights
+
+Sampler = Callable[[Tensor, Sequence[SamplingParams], Sequence[int]], Tensor]
+"""logits fp32 [rows, vocab], parameters, and the index each token will have in its sequence, to ids int64 [rows] on the device."""
+
+
+@dataclass(slots=True)
+class PagedStep:
+    """A launched step. rows: the sampling rows of the plan; the lists beside it run in parallel to it."""
+
+    step_id: int
+    num_rows: int
+    rows: list[int]
+    params: list[SamplingParams]
+    positions: list[int]
+    slots: list[int]
+    logits: Tensor | None = None
+    token_ids: Tensor | None = None
+    copied: torch.cuda.Event | None = None
+
+
+class PagedBackend:
+    """An `InferenceBackend` for the architectures of `models.registry`."""
+
+    def __init__(self, options: ModelOptions, folder: Path, open_checkpoint: Callable[[Path], TensorSource], sampler: Sampler) -> None:
+        self._options = options
+        self._folder = folder
+        self._open_checkpoint = open_checkpoint
+        self._sampler = sampler
+        self._device = torch.device("cpu")
+        self._max_model_len = 0
+        self._model: Model | None = None
+        self._kv: KVTensors | None = None
+        self._batch: InputBatch | None = None
+        self._last_token_ids = torch.empty(0, dtype=torch.int64)
+
+    def load(self) -> ModelSpec:
+        config_dict = read_config(self._folder)
+        found = find_family(config_dict)
+        if found is None:
+            raise ModelLoadError(f"architecture {config_dict.get('architectures')} has no hand-written forward; use BACKEND=hf")
+        architecture, family = found
+        self._device = select_device(self._options.device)
+        dtype = select_dtype(self._options.dtype)
+        if self._device.type == "cpu":
+            use_available_cores()
+        config = family.config_from_dict(config_dict)
+        try:
+            kernel = compile_panel_kernel() if self._device.type == "cpu" and dtype == torch.bfloat16 else None
+            weights = Weights(self._open_checkpoint(self._folder), self._device, dtype, partial(pack_linear, kernel=kernel))
+            self._model = family.model(config, weights)
+        except (CheckpointError, torch.OutOfMemoryError) as error:
+            raise ModelLoadError(str(error).splitlines()[0]) from error
+        self._max_model_len = config.max_position_embeddings
+        return ModelSpec(
+            architecture=architecture,
+            vocab_size=config.vocab_size,
+            max_model_len=config.max_position_embeddings,
+            groups=config.layer_groups(dtype.itemsize),
+            device=str(self._device),
+            dtype=str(dtype).removeprefix("torch."),
+            num_parameters=weights.num_parameters,
+            free_bytes=free_bytes(self._device),
+            supports_overlap=self._device.type == "cuda",
+        )
+
+    def allocate(self, layout: KVLayout) -> None:
+        """Raises ModelLoadError when the arena does not fit."""
+        dtype = select_dtype(self._options.dtype)
+        max_slots = self._options.max_batch_size
+        try:
+            self._kv = KVTensors(layout, dtype, self._device)
+        except RuntimeError as error:
+            raise ModelLoadError(f"a KV arena of {layout.arena_bytes / 2**30:.1f} GiB does not fit on {self._device}") from error
+        self._batch = InputBatch(layout, max_slots, self._max_model_len, self._device)
+        self._last_token_ids = torch.zeros(max_slots, dtype=torch.int64, device=self._device)
+        self._warm_up(len(layout.groups))
+
+    def launch(self, plan: StepPlan) -> PagedStep:
+        assert self._model is not None and self._kv is not None and self._batch is not None, "load and allocate come first"
+        step = _sampling_rows(plan)
+        with step_errors(), torch.inference_mode():
+            self._kv.copy_blocks(plan.block_copies)
+            inputs = self._batch.build(plan, self._last_token_ids)
+            hidden = self._model.forward(inputs.input_ids, inputs.positions, inputs.metadata, self._kv)
+            if step.rows:
+                step.logits = self._model.compute_logits(hidden[inputs.sampling_tokens])
+        return step
+
+    def sample(self, step: PagedStep) -> None:
+        if step.logits is None:
+            return
+        with step_errors(), torch.inference_mode():
+            token_ids = self._sampler(step.logits, step.params, step.positions)
+            self._last_token_ids[torch.tensor(step.slots, device=self._device)] = token_ids
+            step.logits = None
+            step.token_ids = token_ids.to("cpu", non_blocking=True)
+            if self._device.type == "cuda":
+                step.copied = torch.cuda.Event()
+                step.copied.record()
+
+    def collect(self, step: PagedStep) -> StepResult:
+        token_ids = [-1] * step.num_rows
+        if step.token_ids is not None:
+            with step_errors():
+                if step.copied is not None:
+                    step.copied.synchronize()
+                for row, token_id in zip(step.rows, step.token_ids.tolist(), strict=True):
+                    token_ids[row] = token_id
+        return StepResult(step.step_id, token_ids)
+
+    def close(self) -> None:
+        self._model = self._kv = self._batch = None
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _warm_up(self, num_groups: int) -> None:
+        """One token through everything, its KV in the null block, so that no request waits for a library's first call."""
+        nobody = ScheduledRequest("", [0], SamplingParams(), 0.0, slot=0, block_tables=[BlockTable([0]) for _ in range(num_groups)])
+        plan = StepPlan(step_id=-1)
+        plan.add(nobody, start=0, num_new_tokens=1, samples=True)
+        step = self.launch(plan)
+        self.sample(step)
+        self.collect(step)
+
+
+def _sampling_rows(plan: StepPlan) -> PagedStep:
+    rows = [row for row, samples in enumerate(plan.samples) if samples]
+    requests = [plan.requests[row] for row in rows]
+    return PagedStep(
+        step_id=plan.step_id,
+        num_rows=len(plan),
+        rows=rows,
+        params=[request.sampling for request in requests],
+        positions=[plan.starts[row] + plan.num_new_tokens[row] for row in rows],
+        slots=[request.slot for request in requests],
+    )

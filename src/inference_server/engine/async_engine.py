@@ -1,0 +1,222 @@
+"""`AsyncEngine`: the engine as the event loop sees it. Admission, hop 2, streams, health, start and stop.
+
+Everything here runs on one event loop and only reads what the engine thread publishes; all it sends are commands. Whatever
+becomes of that thread, every stream it was given ends with exactly one terminal delta.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Thread
+from typing import Literal
+
+from inference_server.core.clock import Clock
+from inference_server.core.errors import EngineDeadError, InferenceServerError, NotReadyError, OverloadedError, RequestAbortedError
+from inference_server.core.generation import GenerationRequest
+from inference_server.core.options import EngineOptions
+from inference_server.core.records import EngineSnapshot
+from inference_server.core.request import ScheduledRequest
+from inference_server.engine.engine import Engine, EngineState
+from inference_server.engine.input_processor import InputProcessor, Prompt, text_length
+from inference_server.engine.loaded_model import LoadedModel
+from inference_server.engine.request_stream import RequestStream
+from inference_server.engine.stream_registry import StreamRegistry
+
+logger = logging.getLogger(__name__)
+
+_WORKER_ABOVE_CHARS = 4096
+_STEP_LIMIT_S = 10.0
+_LOAD_LIMIT_S = 1.0
+_LOADING_RETRY_S = 5.0
+_MAX_RETRY_S = 60.0
+
+HealthStatus = Literal["loading", "ok", "idle", "stalled", "draining", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """last_step_age_s: seconds since the engine last finished a step, or its loading; None while it loads."""
+
+    status: HealthStatus
+    last_step_age_s: float | None
+
+
+class AsyncEngine:
+    """All methods run on the loop that called `start`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        options: EngineOptions,
+        clock: Clock = time.monotonic,
+        *,
+        step_limit_s: float = _STEP_LIMIT_S,
+    ) -> None:
+        """step_limit_s: how long `stop` waits for the step that runs."""
+        self._engine = engine
+        self._options = options
+        self._clock = clock
+        self._step_limit_s = step_limit_s
+        self._streams = StreamRegistry()
+        self._thread: Thread | None = None
+        self._ended = asyncio.Event()
+        self._draining = False
+        self._stopping = False
+        self._busy_since = 0.0
+
+    @property
+    def state(self) -> EngineState:
+        state = self._engine.state
+        return EngineState.DRAINING if self._draining and state in (EngineState.LOADING, EngineState.READY) else state
+
+    @property
+    def snapshot(self) -> EngineSnapshot:
+        return self._engine.snapshot
+
+    @property
+    def model(self) -> LoadedModel | None:
+        return self._engine.model
+
+    @property
+    def load_error(self) -> str | None:
+        return self._engine.load_error
+
+    @property
+    def num_open(self) -> int:
+        """Requests that were let in and have not ended: being tokenised, waiting or running."""
+        return self._streams.num_places
+
+    async def start(self) -> None:
+        """Start the engine thread and return; the model loads in it. Once only."""
+        self._streams.bind(asyncio.get_running_loop())
+        # A daemon: a forward that hangs must not keep the process alive.
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def begin_drain(self) -> None:
+        """Let no more requests in; those that are in go on."""
+        self._draining = True
+
+    async def stop(self, drain_timeout_s: float = 0.0) -> None:
+        """Drain for up to `drain_timeout_s`, end what is left, end the thread.
+
+        Returns in bounded time, whatever the thread does: a step may end, but nobody waits for a model that loads.
+        """
+        self.begin_drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain_timeout_s):
+                await self._streams.wait_quiet()
+        self._stopping = True
+        if self._thread is None:
+            return
+        self._engine.stop()
+        limit_s = _LOAD_LIMIT_S if self._engine.state is EngineState.LOADING else self._step_limit_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._ended.wait()
+            self._thread.join(limit_s)
+        except TimeoutError:
+            logger.warning("the engine thread is busy and was left behind")
+            self._streams.close_all(lambda: RequestAbortedError("the server is shutting down"))
+
+    async def wait_ended(self) -> None:
+        """Until the engine thread has ended, by `stop` or by a failure, and every stream with it."""
+        await self._ended.wait()
+
+    def check_admission(self) -> None:
+        """Cheap enough to run before a body is read. Raises EngineDeadError, NotReadyError or OverloadedError."""
+        if self._engine.state is EngineState.DEAD:
+            raise EngineDeadError(self._engine.load_error or "the engine has failed")
+        if self._draining or self._engine.state is EngineState.STOPPED:
+            raise NotReadyError("the server is shutting down")
+        if self._engine.state is EngineState.LOADING:
+            raise NotReadyError("the model is still loading", retry_after_s=_LOADING_RETRY_S)
+        # The snapshot is older than the count of places, and shows the rows of an ended request freed before its place is
+        # given back: the difference never understates how many wait.
+        num_waiting = self.num_open - self.snapshot.scheduler.num_active
+        if num_waiting >= self._options.max_queue_size:
+            retry_after_s = min(max(1.0, self._streams.seconds_per_end() * num_waiting / 2), _MAX_RETRY_S)
+            raise OverloadedError(f"the queue is full: {num_waiting} requests wait", retry_after_s=retry_after_s)
+
+    async def generate(self, request: GenerationRequest) -> RequestStream:
+        """Let a request in, prepare it and send it to the engine.
+
+        Raises what `check_admission` raises, and InvalidRequestError or PromptTooLongError. Later failures are the stream's
+        terminal delta, which may be its first.
+        """
+        self.check_admission()
+        self._streams.take_place()
+        try:
+            scheduled = await self._prepare(request)
+            if self._stopping or self._ended.is_set():
+                raise self._end_error()
+        except BaseException:
+            self._streams.give_place_back()
+            raise
+        if not self._streams.num_streams:
+            self._busy_since = self._clock()
+        stream = RequestStream(scheduled.request_id, scheduled.num_prompt_tokens, self._engine.abort)
+        self._streams.open(stream)
+        self._engine.add(scheduled)
+        return stream
+
+    async def tokenize(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
+        """Token ids, as a generation would start from. Raises NotReadyError while loading, and InvalidRequestError."""
+        inputs = self._inputs()
+        if text_length(prompt) <= _WORKER_ABOVE_CHARS:
+            return inputs.encode(prompt, add_special_tokens)
+        return await asyncio.to_thread(inputs.encode, prompt, add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Text, special tokens left out. Raises NotReadyError while loading, and InvalidRequestError."""
+        inputs = self._inputs()
+        if len(token_ids) <= _WORKER_ABOVE_CHARS:
+            return inputs.decode(token_ids)
+        return await asyncio.to_thread(inputs.decode, token_ids)
+
+    def health(self) -> Health:
+        """Never blocks. `stalled`: work waits, and no step has ended for `stall_after_s`."""
+        now, last_step_time = self._clock(), self._engine.last_step_time
+        age_s = None if last_step_time is None else now - last_step_time
+        busy = self._streams.num_streams > 0
+        if self._engine.state in (EngineState.DEAD, EngineState.STOPPED):
+            return Health("dead", age_s)
+        # An idle engine takes no steps: the wait of its first request counts from that request.
+        if busy and now - max(last_step_time or 0.0, self._busy_since) > self._options.stall_after_s:
+            return Health("stalled", age_s)
+        if self._draining:
+            return Health("draining", age_s)
+        if self._engine.state is EngineState.LOADING:
+            return Health("loading", age_s)
+        return Health("ok" if busy else "idle", age_s)
+
+    def _run(self) -> None:
+        """The engine thread."""
+        try:
+            self._engine.run(self._streams.hand_over)
+        finally:
+            self._streams.call(self._on_end)
+
+    def _on_end(self) -> None:
+        """Runs after the thread's last hand-over; what the engine had not taken from its inbox ends here."""
+        self._ended.set()
+        self._streams.close_all(self._end_error)
+
+    def _end_error(self) -> InferenceServerError:
+        if self._engine.state is EngineState.DEAD:
+            return EngineDeadError(self._engine.load_error or "the engine has failed")
+        return RequestAbortedError("the server is shutting down")
+
+    async def _prepare(self, request: GenerationRequest) -> ScheduledRequest:
+        inputs = self._inputs()
+        if text_length(request.prompt) <= _WORKER_ABOVE_CHARS:
+            return inputs.process(request)
+        return await asyncio.to_thread(inputs.process, request)
+
+    def _inputs(self) -> InputProcessor:
+        if self._engine.model is None:
+            raise NotReadyError("the model is still loading", retry_after_s=_LOADING_RETRY_S)
+        return InputProcessor(self._engine.model, self._options)

@@ -1,0 +1,189 @@
+"""`Engine`: the loop that turns requests into tokens, and the only writer of requests, scheduler and cache.
+
+In come commands through the inbox; out go the deltas of a step, and one immutable snapshot a step for every reader of
+statistics. `run` is the body of the engine thread; `load`, `add` and `step` serve a caller without a thread just as well.
+Nothing here knows about asyncio, prompts as text, or HTTP.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from math import inf
+from queue import Empty, SimpleQueue
+
+from inference_server.core.clock import Clock
+from inference_server.core.errors import EngineDeadError, ModelLoadError, RequestAbortedError
+from inference_server.core.options import EngineOptions
+from inference_server.core.outputs import OutputDelta
+from inference_server.core.records import EngineSnapshot, RecordSink
+from inference_server.core.request import FinishReason, ScheduledRequest
+from inference_server.engine.commands import Abort, Add, Command, Stop
+from inference_server.engine.loaded_model import LoadedModel
+from inference_server.engine.open_requests import OpenRequests
+from inference_server.engine.output_processor import OutputProcessor
+from inference_server.engine.step_pipeline import StepPipeline
+from inference_server.scheduler.interface import SchedulerInterface
+
+logger = logging.getLogger(__name__)
+
+Deltas = dict[str, OutputDelta]
+
+
+class EngineState(StrEnum):
+    """DRAINING is a matter of admission: `AsyncEngine` reports it, the engine works on as in READY."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    DEAD = "dead"
+
+
+class Engine:
+    """The public attributes are for any thread to read; the engine thread replaces them, and never changes what they refer to.
+
+    model: None until loaded. load_error: the one line that says why loading failed. last_step_time: end of the latest step.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], LoadedModel],
+        options: EngineOptions,
+        sinks: Sequence[RecordSink] = (),
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.state = EngineState.LOADING
+        self.snapshot = EngineSnapshot()
+        self.model: LoadedModel | None = None
+        self.load_error: str | None = None
+        self.last_step_time: float | None = None
+        self._load = load
+        self._options = options
+        self._sinks = sinks
+        self._clock = clock
+        self._inbox: SimpleQueue[Command] = SimpleQueue()
+        self._idle = True
+        self._stopping = False
+        # These exist once `load` has returned.
+        self._scheduler: SchedulerInterface
+        self._open: OpenRequests
+        self._pipeline: StepPipeline
+        self._depth: int
+
+    def add(self, request: ScheduledRequest) -> None:
+        """Queue a request. Its deadlines are set here, by the options and its arrival. From any thread, as the next two."""
+        self._inbox.put(Add(request))
+
+    def abort(self, request_id: str) -> None:
+        """End a request at the next step boundary, whatever its state. Idempotent."""
+        self._inbox.put(Abort(request_id))
+
+    def stop(self) -> None:
+        """End every request and the thread. What is added later is not looked at any more."""
+        self._inbox.put(Stop())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do, for callers without a thread."""
+        return bool(self._open or self._pipeline or not self._inbox.empty())
+
+    def run(self, hand_over: Callable[[Mapping[str, OutputDelta]], None]) -> None:
+        """Load, then step until stopped, handing over after each step. Never raises: `state` says how it ended, STOPPED or DEAD."""
+        try:
+            self.load()
+            while not self._stopping:
+                self._wait_for_work()
+                hand_over(self.step())
+            self.state = EngineState.STOPPED
+        except Exception as error:
+            self.state = EngineState.DEAD
+            self._report_death(error)
+            if self.model is not None:
+                self._end_all_after_death()
+                hand_over(self._open.take())
+        finally:
+            self._close()
+
+    def load(self) -> LoadedModel:
+        """Load the model on the calling thread. Raises whatever loading raises."""
+        try:
+            model = self._load()
+        except Exception as error:
+            self.load_error = str(error) if isinstance(error, ModelLoadError) else f"loading the model failed: {error!r}"
+            raise
+        processor = OutputProcessor(model.tokenizer)
+        self._scheduler = model.scheduler
+        self._open = OpenRequests(model.scheduler, processor, self._options, self._sinks)
+        self._pipeline = StepPipeline(model, processor, self._open, self._sinks, self._clock)
+        self._depth = 1 if model.spec.supports_overlap else 0
+        self._publish()
+        self.model = model
+        self.state = EngineState.READY
+        return model
+
+    def step(self) -> Deltas:
+        """One iteration: take commands, launch the next step, collect the oldest. Returns the deltas by request id.
+
+        With overlap one step stays in flight, so that scheduling and text run in its shadow. The snapshot is published
+        before the deltas are handed over: whoever sees a terminal delta also sees the blocks freed.
+        """
+        now = self._clock()
+        while not (self._inbox.empty() or self._stopping):
+            self._apply(self._inbox.get())
+        self._open.expire(now)
+        plan = self._scheduler.schedule(now)
+        if plan is not None:
+            self._pipeline.launch(plan)
+        self._idle = plan is None and not self._pipeline
+        if len(self._pipeline) > (0 if plan is None else self._depth):
+            self._pipeline.collect()
+        self._publish()
+        return self._open.take()
+
+    def _wait_for_work(self) -> None:
+        """With nothing to compute, block until a command arrives or a deadline is due."""
+        if not self._idle:
+            return
+        due = self._open.next_deadline
+        try:
+            self._apply(self._inbox.get(timeout=None if due == inf else max(0.0, due - self._clock())))
+        except Empty:
+            return
+
+    def _apply(self, command: Command) -> None:
+        now = self._clock()
+        match command:
+            case Add(request):
+                self._open.add(request, now)
+            case Abort(request_id):
+                self._open.end(request_id, FinishReason.ABORT, now, RequestAbortedError("the request was cancelled"))
+            case Stop():
+                self._stopping = True
+                self._open.end_all(FinishReason.ABORT, now, lambda: RequestAbortedError("the server is shutting down"))
+
+    def _publish(self) -> None:
+        self.last_step_time = now = self._clock()
+        stats, cache = self._scheduler.scheduler_stats(), self._scheduler.cache_stats()
+        self.snapshot = EngineSnapshot(self._pipeline.step_id, now, stats, cache)
+
+    def _report_death(self, error: Exception) -> None:
+        if isinstance(error, ModelLoadError):
+            logger.error("%s", error)
+        else:
+            logger.error("%s", self.load_error or "the engine thread has failed", exc_info=error)
+
+    def _end_all_after_death(self) -> None:
+        """Whatever failed may fail again here; the streams that this leaves open end with the thread."""
+        try:
+            self._open.end_all(FinishReason.ERROR, self._clock(), lambda: EngineDeadError("the engine has failed"))
+        except Exception:
+            logger.exception("the requests could not be ended in order")
+
+    def _close(self) -> None:
+        if self.model is None:
+            return
+        try:
+            self.model.backend.close()
+        except Exception:
+            logger.exception("the backend could not be closed")

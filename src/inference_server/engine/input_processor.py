@@ -1,0 +1,123 @@
+"""Hop 2: what a front end asks for, to a request that the scheduler can run. Templating, tokenising, limits and defaults.
+
+Pure and safe to run in a worker thread. Ranges of sampling values are the API's to check; here is only what depends on the model.
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import TypeVar
+from uuid import uuid4
+
+from inference_server.core.errors import InvalidRequestError, PromptTooLongError
+from inference_server.core.generation import ChatPrompt, GenerationRequest
+from inference_server.core.options import EngineOptions
+from inference_server.core.request import ScheduledRequest
+from inference_server.core.sampling_params import SamplingParams
+from inference_server.engine.loaded_model import LoadedModel
+from inference_server.tokenization.errors import ChatTemplateError
+
+T = TypeVar("T")
+
+Prompt = str | Sequence[int] | ChatPrompt
+
+_SEED_BITS = 63
+
+
+class InputProcessor:
+    """Requests of one loaded model."""
+
+    def __init__(self, model: LoadedModel, options: EngineOptions) -> None:
+        self._model = model
+        self._options = options
+
+    def process(self, request: GenerationRequest) -> ScheduledRequest:
+        """The request under a fresh internal id. Raises PromptTooLongError, or InvalidRequestError for a prompt that cannot be used."""
+        token_ids = self.encode(request.prompt)
+        room = self._model.max_model_len - len(token_ids)
+        if room < 1:
+            limit = f"the model's context is {self._model.max_model_len} tokens, one of them for the answer"
+            raise PromptTooLongError(f"the prompt has {len(token_ids)} tokens; {limit}", param=_param(request.prompt))
+        return ScheduledRequest(
+            request_id=uuid4().hex,
+            token_ids=token_ids,
+            sampling=self._sampling(request, room),
+            arrival_time=request.arrival_time,
+            client_id=request.client_id,
+            session_id=request.session_id,
+            fairness_key=request.fairness_key,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+        )
+
+    def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt, at least one. Raises InvalidRequestError."""
+        if isinstance(prompt, ChatPrompt):
+            text = self._render(prompt)
+        elif isinstance(prompt, str):
+            text = prompt
+        else:
+            return self._checked(prompt)
+        if not text:
+            raise InvalidRequestError("the prompt is empty", param=_param(prompt))
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise InvalidRequestError("the prompt is not valid Unicode: it has a lone surrogate", param=_param(prompt)) from None
+        return self._model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out. Raises InvalidRequestError."""
+        return self._model.tokenizer.decode(self._checked(token_ids)) if token_ids else ""
+
+    def _render(self, prompt: ChatPrompt) -> str:
+        if not prompt.messages:
+            raise InvalidRequestError("there are no messages", param="messages")
+        try:
+            return self._model.template.render(prompt.messages, add_generation_prompt=True)
+        except ChatTemplateError as error:
+            raise InvalidRequestError(str(error), param="messages") from error
+
+    def _checked(self, token_ids: Sequence[int]) -> list[int]:
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty", param="prompt")
+        size = self._model.spec.vocab_size
+        if min(token_ids) < 0 or max(token_ids) >= size:
+            raise InvalidRequestError(f"token ids must lie between 0 and {size - 1}", param="prompt")
+        return list(token_ids)
+
+    def _sampling(self, request: GenerationRequest, room: int) -> SamplingParams:
+        """A stop string that the template calls for stands for an end-of-text token, so `ignore_eos` drops both."""
+        defaults = self._model.defaults
+        wanted = _first(request.max_tokens, request.default_max_tokens, self._options.default_max_tokens)
+        if wanted < 1:
+            raise InvalidRequestError("at least one token must be asked for", param="max_tokens")
+        if "" in request.stop:
+            raise InvalidRequestError("a stop string must not be empty", param="stop")
+        template_stops = self._model.template.stop_strings if isinstance(request.prompt, ChatPrompt) else ()
+        return SamplingParams(
+            temperature=_first(request.temperature, defaults.temperature),
+            top_p=_first(request.top_p, defaults.top_p),
+            top_k=_first(request.top_k, defaults.top_k),
+            min_p=_first(request.min_p, defaults.min_p),
+            seed=secrets.randbits(_SEED_BITS) if request.seed is None else request.seed % (1 << _SEED_BITS),
+            stop=request.stop if request.ignore_eos else request.stop + template_stops,
+            stop_token_ids=frozenset() if request.ignore_eos else frozenset(self._model.tokenizer.eos_token_ids),
+            max_tokens=min(wanted, room),
+            ignore_eos=request.ignore_eos,
+        )
+
+
+def text_length(prompt: Prompt) -> int:
+    """Characters to tokenise, roughly: what decides whether that may run on the event loop. Token ids cost nothing."""
+    if isinstance(prompt, ChatPrompt):
+        return sum(len(str(message.get("content", ""))) for message in prompt.messages)
+    return len(prompt) if isinstance(prompt, str) else 0
+
+
+def _param(prompt: Prompt) -> str:
+    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+
+
+def _first(*values: T | None) -> T:
+    return next(value for value in values if value is not None)

@@ -1,0 +1,28 @@
+"""`LoadedModel`: everything that loading brings into being, handed to the engine as one value."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from inference_server.backends.base import InferenceBackend
+from inference_server.core.model_spec import GenerationDefaults, ModelSpec
+from inference_server.scheduler.interface import SchedulerInterface
+from inference_server.tokenization.base import TokenizerLike
+from inference_server.tokenization.chat_template import ChatTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run.
+
+    max_model_len: the longest prompt plus output in tokens, after the operator's limit. template_prefix_len: leading tokens
+    that every chat shares because its template puts them there.
+    """
+
+    backend: InferenceBackend[Any]
+    scheduler: SchedulerInterface
+    tokenizer: TokenizerLike
+    template: ChatTemplate
+    spec: ModelSpec
+    defaults: GenerationDefaults
+    max_model_len: int
+    template_prefix_len: int

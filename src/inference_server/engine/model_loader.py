@@ -1,0 +1,112 @@
+"""`ModelLoader`: from option dataclasses to a `LoadedModel`: checkpoint, tokenizer, backend, KV pool, scheduler.
+
+Runs on the engine thread. What needs torch is imported there, in `load`, and not with this module: the port is open and `/health`
+answers while the import takes its seconds, and an engine on another backend never pays for it.
+"""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from inference_server.core.errors import ModelLoadError
+from inference_server.core.kv_layout import KVLayout
+from inference_server.core.model_spec import GenerationDefaults, ModelSpec
+from inference_server.core.options import CacheOptions, ModelOptions, SchedulerOptions
+from inference_server.engine.loaded_model import LoadedModel
+from inference_server.kv_cache.block_pool import BlockPool
+from inference_server.kv_cache.cache_manager import CacheManager
+from inference_server.scheduler.admission import AdmissionController
+from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
+from inference_server.tokenization.chat_template import ChatTemplate
+from inference_server.tokenization.errors import ChatTemplateError, TokenizerError
+from inference_server.tokenization.tokenizer import Tokenizer
+
+HOST_ARENA_BYTES = 4 * 2**30  # on the CPU the pool shares its memory with everything else that runs there
+
+logger = logging.getLogger(__name__)
+
+
+class ModelLoader:
+    """Loads one model, once."""
+
+    def __init__(self, model: ModelOptions, cache: CacheOptions, scheduler: SchedulerOptions) -> None:
+        self._model = model
+        self._cache = cache
+        self._scheduler = scheduler
+
+    def load(self, max_model_len: int | None = None, chat_template: Path | None = None) -> LoadedModel:
+        """Everything that serving the model takes. max_model_len: the operator's limit. Raises ModelLoadError."""
+        from inference_server.backends.factory import create_backend
+
+        folder = _resolve(self._model)
+        try:
+            tokenizer = Tokenizer.from_folder(folder)
+            template = ChatTemplate.from_folder(folder, tokenizer, chat_template)
+            template_prefix_len = template.template_prefix_len(tokenizer)
+        except (TokenizerError, ChatTemplateError) as error:
+            raise ModelLoadError(str(error)) from error
+        backend = create_backend(self._model, folder)
+        spec = backend.load()
+        if max_model_len is not None and max_model_len > spec.max_model_len:
+            raise ModelLoadError(f"MAX_MODEL_LEN {max_model_len} is above the model's own limit of {spec.max_model_len}")
+        layout = kv_layout(self._cache, spec)
+        backend.allocate(layout)
+        scheduler = self._create_scheduler(layout, spec)
+        logger.info(
+            "%s: %.2fB parameters, %s on %s, KV pool of %.2f GiB",
+            spec.architecture,
+            spec.num_parameters / 1e9,
+            spec.dtype,
+            spec.device,
+            layout.arena_bytes / 2**30,
+        )
+        defaults = generation_defaults(folder)
+        length = max_model_len or spec.max_model_len
+        return LoadedModel(backend, scheduler, tokenizer, template, spec, defaults, length, template_prefix_len)
+
+    def _create_scheduler(self, layout: KVLayout, spec: ModelSpec) -> ContinuousBatchScheduler:
+        cache = CacheManager(BlockPool(layout))
+        admission = AdmissionController(cache, max_active_tokens=self._cache.max_active_tokens)
+        return ContinuousBatchScheduler(cache, self._scheduler, supports_mixed=spec.supports_mixed, admission=admission)
+
+
+def kv_layout(options: CacheOptions, spec: ModelSpec) -> KVLayout:
+    """The arena that the options ask for, on a CPU at most HOST_ARENA_BYTES. Raises ModelLoadError when not a single slab would fit."""
+    if options.num_blocks is not None:
+        return KVLayout.from_num_blocks(spec.groups, options.block_size, options.num_blocks)
+    arena_bytes = int(spec.free_bytes * options.memory_fraction)
+    if spec.device == "cpu":
+        arena_bytes = min(arena_bytes, HOST_ARENA_BYTES)
+    layout = KVLayout.from_bytes(spec.groups, options.block_size, arena_bytes)
+    if layout.num_slabs < 2:
+        raise ModelLoadError(f"no memory for a KV pool: {arena_bytes / 2**20:.0f} MiB on {spec.device}; set KV_CACHE_NUM_BLOCKS")
+    return layout
+
+
+def generation_defaults(folder: Path) -> GenerationDefaults:
+    """Sampling defaults of generation_config.json; what it does not name stays OpenAI's."""
+    config = _read_json(folder / "generation_config.json")
+    names = ("temperature", "top_p", "top_k", "min_p")
+    return GenerationDefaults(**{name: config[name] for name in names if config.get(name) is not None})
+
+
+def _resolve(options: ModelOptions) -> Path:
+    from inference_server.checkpoints.errors import CheckpointError
+    from inference_server.checkpoints.resolve import resolve_model
+
+    try:
+        return resolve_model(options.model_name, options.model_revision, options.cache_dir)
+    except CheckpointError as error:
+        raise ModelLoadError(str(error)) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty when there is no file. Raises ModelLoadError when it cannot be read."""
+    if not path.is_file():
+        return {}
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path}: unreadable ({error})") from error
+    return content

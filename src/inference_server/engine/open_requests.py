@@ -1,0 +1,142 @@
+"""The requests that have not ended, and the one place where a request ends.
+
+An end frees the scheduler's resources, makes the terminal delta and writes the `RequestRecord`; it happens once, whoever asks
+for it: a stop, a deadline, an abort, a failed step or a dying engine. Deadlines cost a comparison a step, not a scan.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+
+from inference_server.core.errors import DeadlineExceededError, InferenceServerError, OverloadedError
+from inference_server.core.options import EngineOptions
+from inference_server.core.outputs import OutputDelta, Usage
+from inference_server.core.records import RecordSink, RequestRecord
+from inference_server.core.request import FinishReason, ScheduledRequest
+from inference_server.engine.output_processor import OutputProcessor
+from inference_server.scheduler.interface import SchedulerInterface
+
+
+class OpenRequests:
+    """Written by the engine thread alone."""
+
+    def __init__(
+        self,
+        scheduler: SchedulerInterface,
+        processor: OutputProcessor,
+        options: EngineOptions,
+        sinks: Sequence[RecordSink],
+    ) -> None:
+        self._scheduler = scheduler
+        self._processor = processor
+        self._admission_limit_s = _limit(options.admission_deadline_s)
+        self._request_limit_s = _limit(options.request_deadline_s)
+        self._sinks = sinks
+        self._requests: dict[str, ScheduledRequest] = {}
+        self._deltas: dict[str, OutputDelta] = {}
+        self._next_deadline = inf
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def next_deadline(self) -> float:
+        """No deadline is due before this time; inf without any."""
+        return self._next_deadline
+
+    def add(self, request: ScheduledRequest, now: float) -> None:
+        """Queue a request. One that the scheduler refuses ends at once, with the reason."""
+        request.admission_deadline = min(request.admission_deadline, request.arrival_time + self._admission_limit_s)
+        request.deadline = min(request.deadline, request.arrival_time + self._request_limit_s)
+        self._requests[request.request_id] = request
+        self._processor.add(request)
+        self._next_deadline = min(self._next_deadline, _due(request))
+        try:
+            self._scheduler.add(request)
+        except InferenceServerError as error:
+            self.end(request.request_id, FinishReason.ERROR, now, error)
+
+    def put(self, deltas: Mapping[str, OutputDelta]) -> None:
+        """Deltas of requests that have had none since `take`."""
+        self._deltas.update(deltas)
+
+    def take(self) -> dict[str, OutputDelta]:
+        """The deltas since the last call."""
+        deltas, self._deltas = self._deltas, {}
+        return deltas
+
+    def end(self, request_id: str, reason: FinishReason, now: float, error: InferenceServerError | None = None) -> None:
+        """End a request: its terminal delta carries `error`, else `reason` and the usage. Nothing if it has ended already."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        delta = self._deltas.setdefault(request_id, OutputDelta())
+        if error is None:
+            delta.finish_reason, delta.usage = reason, _usage(request, now)
+        else:
+            delta.error = error
+        self._processor.remove(request_id)
+        record = _record(request, reason, now, error)
+        for sink in self._sinks:
+            sink.on_request(record)
+        self._scheduler.finish(request, reason)
+
+    def end_all(self, reason: FinishReason, now: float, error: Callable[[], InferenceServerError]) -> None:
+        for request_id in list(self._requests):
+            self.end(request_id, reason, now, error())
+
+    def expire(self, now: float) -> None:
+        """End the requests whose time is up: 429 while they wait, 504 before any text, `timeout` after it."""
+        if now < self._next_deadline:
+            return
+        for request in [request for request in self._requests.values() if now >= _due(request)]:
+            self._end_late(request, now)
+        self._next_deadline = min(map(_due, self._requests.values()), default=inf)
+
+    def _end_late(self, request: ScheduledRequest, now: float) -> None:
+        request_id = request.request_id
+        if now < request.deadline:
+            waited = f"waited {now - request.arrival_time:.0f} s without being admitted"
+            self.end(request_id, FinishReason.TIMEOUT, now, OverloadedError(f"the request {waited}; try again later"))
+        elif not self._processor.has_text(request_id):
+            late = DeadlineExceededError(f"no output within {now - request.arrival_time:.0f} s")
+            self.end(request_id, FinishReason.TIMEOUT, now, late)
+        else:
+            self._deltas.setdefault(request_id, OutputDelta()).text += self._processor.flush(request_id)
+            self.end(request_id, FinishReason.TIMEOUT, now)
+
+
+def _limit(seconds: float | None) -> float:
+    return inf if seconds is None else seconds
+
+
+def _due(request: ScheduledRequest) -> float:
+    """A request that was admitted once has kept its admission deadline, also when it waits again after a preemption."""
+    return request.deadline if request.admitted_time is not None else min(request.admission_deadline, request.deadline)
+
+
+def _usage(request: ScheduledRequest, now: float) -> Usage:
+    return Usage(
+        prompt_tokens=request.num_prompt_tokens,
+        completion_tokens=request.num_output_tokens,
+        cached_tokens=request.num_cached_tokens,
+        ttft_s=None if request.first_token_time is None else request.first_token_time - request.arrival_time,
+        total_s=now - request.arrival_time,
+    )
+
+
+def _record(request: ScheduledRequest, reason: FinishReason, now: float, error: InferenceServerError | None) -> RequestRecord:
+    return RequestRecord(
+        request_id=request.request_id,
+        client_id=request.client_id,
+        session_id=request.session_id,
+        finish_reason=reason,
+        error_code=None if error is None else error.code,
+        prompt_tokens=request.num_prompt_tokens,
+        cached_tokens=request.num_cached_tokens,
+        output_tokens=request.num_output_tokens,
+        num_preemptions=request.num_preemptions,
+        arrival_time=request.arrival_time,
+        admitted_time=request.admitted_time,
+        first_token_time=request.first_token_time,
+        end_time=now,
+    )

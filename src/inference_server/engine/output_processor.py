@@ -1,0 +1,104 @@
+"""Hop 5: the sampled tokens of a step to text deltas and stop decisions, in one loop over the rows.
+
+Order: detokenise, then stop strings on the visible text. The end-of-text token is returned but has no text; the text of a stop
+string is cut. It decides, the scheduler acts: nothing here frees a block or appends a token to a request.
+"""
+
+import logging
+from dataclasses import dataclass, field
+
+from inference_server.core.errors import InferenceServerError
+from inference_server.core.outputs import OutputDelta
+from inference_server.core.plan import StepPlan, StepResult
+from inference_server.core.request import FinishReason, ScheduledRequest
+from inference_server.tokenization.base import TokenizerLike
+from inference_server.tokenization.detokenizer import IncrementalDetokenizer
+from inference_server.tokenization.stop_checker import StopChecker
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class StepOutputs:
+    """deltas and stops by request id; a delta of a request that failed carries its error. inter_token_s: as in `StepRecord`."""
+
+    deltas: dict[str, OutputDelta] = field(default_factory=dict)
+    stops: dict[str, FinishReason] = field(default_factory=dict)
+    inter_token_s: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _TextState:
+    """The text side of one request."""
+
+    request: ScheduledRequest
+    detokenizer: IncrementalDetokenizer
+    stop_checker: StopChecker
+    has_text: bool = False
+
+    def take(self, token_id: int) -> tuple[str, FinishReason | None]:
+        sampling = self.request.sampling
+        end_of_text = token_id in sampling.stop_token_ids
+        text, stopped = self.stop_checker.push("" if end_of_text else self.detokenizer.push([token_id]))
+        if stopped:
+            return text, FinishReason.STOP
+        # The scheduler appends this token only after the step's outputs are known.
+        if not end_of_text and self.request.num_output_tokens + 1 < sampling.max_tokens:
+            return text, None
+        tail, stopped = self.flush()
+        return text + tail, FinishReason.STOP if end_of_text or stopped else FinishReason.LENGTH
+
+    def flush(self) -> tuple[str, bool]:
+        """The text held back until now, and whether a stop string ends it."""
+        text, stopped = self.stop_checker.push(self.detokenizer.flush())
+        return (text, True) if stopped else (text + self.stop_checker.flush(), False)
+
+
+class OutputProcessor:
+    """Holds the text state of every request that has not ended."""
+
+    def __init__(self, tokenizer: TokenizerLike) -> None:
+        self._tokenizer = tokenizer
+        self._states: dict[str, _TextState] = {}
+
+    def add(self, request: ScheduledRequest) -> None:
+        detokenizer = IncrementalDetokenizer(self._tokenizer, prompt_ids=request.token_ids[-1:])
+        self._states[request.request_id] = _TextState(request, detokenizer, StopChecker(request.sampling.stop))
+
+    def process(self, plan: StepPlan, result: StepResult, now: float) -> StepOutputs:
+        """Deltas and stops of a collected step, and the token times of its requests. Call it before `scheduler.update`.
+
+        A fault in one row ends that request alone.
+        """
+        outputs = StepOutputs()
+        for request, token_id in zip(plan.requests, result.token_ids, strict=True):
+            state = self._states.get(request.request_id)
+            if token_id < 0 or state is None:  # the row did not sample, or its request has ended since the launch
+                continue
+            if request.last_token_time is None:
+                request.first_token_time = now
+            else:
+                outputs.inter_token_s.append(now - request.last_token_time)
+            request.last_token_time = now
+            delta = OutputDelta(token_ids=[token_id])
+            try:
+                delta.text, reason = state.take(token_id)
+            except Exception:
+                logger.exception("request %s: its output cannot be turned into text", request.request_id)
+                delta.error, reason = InferenceServerError("the output could not be turned into text"), FinishReason.ERROR
+            state.has_text = state.has_text or bool(delta.text)
+            outputs.deltas[request.request_id] = delta
+            if reason is not None:
+                outputs.stops[request.request_id] = reason
+        return outputs
+
+    def has_text(self, request_id: str) -> bool:
+        """Whether any text of the request has gone out."""
+        return self._states[request_id].has_text
+
+    def flush(self, request_id: str) -> str:
+        """The text held back, for a request that ends between tokens."""
+        return self._states[request_id].flush()[0]
+
+    def remove(self, request_id: str) -> None:
+        self._states.pop(request_id, None)

@@ -1,0 +1,103 @@
+"""Hops 4 to 6: a plan through the backend, its tokens through the output processor, and both to the scheduler.
+
+Steps are collected in the order of their launch. A step that fails costs its own requests and nothing else; any other
+exception is the end of the engine and passes through.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inference_server.core.clock import Clock
+from inference_server.core.errors import StepFailedError
+from inference_server.core.plan import StepPlan
+from inference_server.core.records import RecordSink, StepRecord
+from inference_server.core.request import FinishReason
+from inference_server.engine.loaded_model import LoadedModel
+from inference_server.engine.open_requests import OpenRequests
+from inference_server.engine.output_processor import OutputProcessor, StepOutputs
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step that has been launched and not collected. handle: the backend's own."""
+
+    plan: StepPlan
+    handle: Any
+    start_time: float
+
+
+class StepPipeline:
+    """The steps in flight, oldest first; `len` is their number. step_id: that of the latest step that left."""
+
+    def __init__(
+        self, model: LoadedModel, processor: OutputProcessor, requests: OpenRequests, sinks: Sequence[RecordSink], clock: Clock
+    ) -> None:
+        self.step_id = 0
+        self._backend = model.backend
+        self._scheduler = model.scheduler
+        self._processor = processor
+        self._requests = requests
+        self._sinks = sinks
+        self._clock = clock
+        self._in_flight: deque[_InFlight] = deque()
+        self._num_preempted = 0
+
+    def __len__(self) -> int:
+        return len(self._in_flight)
+
+    def launch(self, plan: StepPlan) -> None:
+        start_time = self._clock()
+        try:
+            handle = self._backend.launch(plan)
+            self._backend.sample(handle)
+        except StepFailedError as error:
+            self._fail(plan, error)
+        else:
+            self._in_flight.append(_InFlight(plan, handle, start_time))
+
+    def collect(self) -> None:
+        """Wait for the oldest step and give out its tokens."""
+        step = self._in_flight.popleft()
+        try:
+            result = self._backend.collect(step.handle)
+        except StepFailedError as error:
+            self._fail(step.plan, error)
+            return
+        now = self._clock()
+        outputs = self._processor.process(step.plan, result, now)
+        self._scheduler.update(step.plan, result, outputs.stops)
+        self._requests.put(outputs.deltas)
+        for request_id, reason in outputs.stops.items():
+            self._requests.end(request_id, reason, now, outputs.deltas[request_id].error)
+        self.step_id = step.plan.step_id
+        self._record(step, outputs, now)
+
+    def _fail(self, plan: StepPlan, error: StepFailedError) -> None:
+        logger.error("step %d with %d requests failed: %s", plan.step_id, len(plan), error, exc_info=error)
+        self.step_id = plan.step_id
+        now = self._clock()
+        for request in plan.requests:
+            self._requests.end(request.request_id, FinishReason.ERROR, now, StepFailedError(error.message))
+
+    def _record(self, step: _InFlight, outputs: StepOutputs, now: float) -> None:
+        stats = self._scheduler.scheduler_stats()
+        record = StepRecord(
+            step_id=step.plan.step_id,
+            kind=step.plan.kind,
+            start_time=step.start_time,
+            end_time=now,
+            num_rows=len(step.plan),
+            num_tokens=step.plan.num_tokens,
+            num_returned_tokens=len(outputs.deltas),
+            num_waiting=stats.num_waiting,
+            num_preempted=stats.preemptions_total - self._num_preempted,
+            inter_token_s=tuple(outputs.inter_token_s),
+        )
+        self._num_preempted = stats.preemptions_total
+        for sink in self._sinks:
+            sink.on_step(record)

@@ -1,0 +1,129 @@
+"""`CacheManager`: gives requests the blocks they need, in every layer group, and takes them back.
+
+The one place that edits block tables. All groups of a request have tables of equal length, since they index the same
+tokens; window groups replace what has left the window by the null block. Decides nothing: who gets memory is the scheduler's
+choice. Prefix reuse plugs in here, between the request's tables and the pool.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from inference_server.core.records import CacheStats
+from inference_server.core.request import BlockTable, ScheduledRequest
+from inference_server.kv_cache.block_pool import BlockPool
+
+
+class CacheManager:
+    """Block tables over one pool. Counts are lists with one entry a layer group."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._layout = pool.layout
+        self._windows = [group.window for group in pool.layout.groups]
+        self.block_size = pool.layout.block_size
+        self.num_slabs = pool.layout.num_slabs - 1
+
+    def peak_blocks(self, num_tokens: int, chunk_tokens: int) -> list[int]:
+        """The most blocks that a sequence of `num_tokens` holds at once, if no step computes more than `chunk_tokens` of it.
+
+        A chunk of n tokens in a window W reads from its first token back over W - 1 more: n + W - 1 tokens, which touch one
+        more block than they fill when they start at the end of one.
+        """
+        size = self.block_size
+        whole = -(-num_tokens // size)
+        return [whole if w is None else min(whole, -(-(w + chunk_tokens + size - 2) // size)) for w in self._windows]
+
+    def pending_blocks(self, request: ScheduledRequest, chunk_tokens: int) -> list[int]:
+        """What the request's known tokens will need beyond the blocks it has been given."""
+        held = len(request.block_tables[0].block_ids) if request.block_tables else 0
+        return [max(0, peak - held) for peak in self.peak_blocks(len(request.token_ids), chunk_tokens)]
+
+    def can_fit(self, counts: Sequence[int], spare_slabs: int = 0) -> bool:
+        """Whether so many more blocks can be had now, with `spare_slabs` left over."""
+        return self._pool.fits(counts, spare_slabs)
+
+    def max_request_tokens(self, chunk_tokens: int | None) -> int:
+        """Tokens of KV of the longest sequence that runs alone. chunk_tokens None: it may be computed in one step."""
+        low, high = 0, self._layout.num_blocks(0) * self.block_size
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._pool.fits_when_empty(self.peak_blocks(middle, chunk_tokens or middle)):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def extend(self, request: ScheduledRequest, num_tokens: int) -> bool:
+        """Give the request blocks for its first `num_tokens` tokens in every group. False, and no change, if they do not fit."""
+        tables = request.block_tables
+        if not tables:
+            tables.extend(BlockTable() for _ in self._windows)
+        missing = -(-num_tokens // self.block_size) - len(tables[0].block_ids)
+        if missing <= 0:
+            return True
+        blocks = self._pool.allocate(request.request_id, [missing] * len(tables))
+        if blocks is None:
+            return False
+        for table, new in zip(tables, blocks, strict=True):
+            table.block_ids += new
+        return True
+
+    def drop_out_of_window(self, request: ScheduledRequest) -> None:
+        """Free the blocks that no token from `num_computed_tokens` on can read.
+
+        The counter is the scheduled one: a step in flight still reads what is freed here, and whoever gets the block writes
+        it in a later launch.
+        """
+        for group, (window, table) in enumerate(zip(self._windows, request.block_tables, strict=False)):
+            if window is None:
+                continue
+            block_ids = table.block_ids
+            first_needed = max(0, request.num_computed_tokens - window + 1) // self.block_size
+            index = first_needed
+            while index > 0 and block_ids[index - 1]:
+                index -= 1
+            self._pool.release(group, block_ids[index:first_needed])
+            block_ids[index:first_needed] = [0] * (first_needed - index)
+
+    def free(self, request: ScheduledRequest) -> None:
+        """Take back everything the request holds. Idempotent."""
+        for group, table in enumerate(request.block_tables):
+            self._pool.release(group, filter(None, table.block_ids))
+            table.block_ids.clear()
+        self._pool.forget(request.request_id)
+
+    def stats(self) -> CacheStats:
+        """Bytes are those of referenced blocks; block counts are the same bytes in blocks of the first group, rounded up."""
+        block_bytes = self._layout.block_bytes(0)
+        total, used = self._pool.total_bytes, self._pool.used_bytes
+        used_blocks = -(-used // block_bytes)
+        return CacheStats(
+            total_blocks=total // block_bytes,
+            used_blocks=used_blocks,
+            free_blocks=total // block_bytes - used_blocks,
+            total_bytes=total,
+            used_bytes=used,
+        )
+
+    def check_integrity(self, requests: Iterable[ScheduledRequest]) -> None:
+        """Account for every reference by the tables of `requests`. Raises AssertionError with what is off."""
+        self._pool.check_integrity()
+        held: list[Counter[int]] = [Counter() for _ in self._windows]
+        for request in requests:
+            tables = request.block_tables
+            lengths = {len(table.block_ids) for table in tables}
+            assert len(lengths) <= 1, f"{request.request_id}: tables of different lengths"
+            assert request.num_computed_tokens <= max(lengths, default=0) * self.block_size, "computed tokens without a block"
+            for group, table in enumerate(tables):
+                self._check_table(group, table.block_ids, request.num_computed_tokens)
+                held[group].update(filter(None, table.block_ids))
+        for group, counts in enumerate(held):
+            assert len(counts) == self._pool.num_used(group), f"group {group}: a used block is in no table"
+            assert all(self._pool.ref_count(group, block) == n for block, n in counts.items()), "a reference is unaccounted for"
+
+    def _check_table(self, group: int, block_ids: list[int], num_computed_tokens: int) -> None:
+        window = self._windows[group]
+        first_needed = 0 if window is None else max(0, num_computed_tokens - window + 1) // self.block_size
+        assert all(block_ids[first_needed:]), f"group {group}: a block that is still needed is null"
+        blocks = [block for block in block_ids if block]
+        assert len(set(blocks)) == len(blocks), f"group {group}: a block stands twice in one table"

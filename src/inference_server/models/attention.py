@@ -1,0 +1,58 @@
+"""What a forward has to know about the step beside tokens and positions: where KV lies and where rows begin.
+
+The backend builds one `AttentionMetadata` a step; every layer reads the part of its group. It is an argument, never a global.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from inference_server.kernels.reference import paged_attention, write_kv
+
+
+class LayerKV(Protocol):
+    """Keys and values by layer, as the backend's KV arena and a test's plain tensors offer them."""
+
+    def group_of(self, layer: int) -> int: ...
+
+    def key(self, layer: int) -> Tensor: ...
+
+    def value(self, layer: int) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetadata:
+    """The step as one layer group sees it.
+
+    slot_mapping: int64 [tokens], where each token's KV goes (block * block_size + offset).
+    block_tables: int32 [rows, max_blocks of the step]. window: keys a query sees, its own included; None for all.
+    """
+
+    slot_mapping: Tensor
+    block_tables: Tensor
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """The rows of one step; those that compute a single token come first.
+
+    cu_seqlens_q: int32 [rows + 1], where each row's tokens start. seq_lens: int32 [rows], tokens of the row up to its last of
+    this step. num_single: rows of one token. max_query_len, max_seq_len: the largest of either, for launch sizes.
+    """
+
+    groups: tuple[GroupMetadata, ...]
+    cu_seqlens_q: Tensor
+    seq_lens: Tensor
+    num_single: int
+    max_query_len: int
+    max_seq_len: int
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
+    """Store the new k, v [tokens, num_kv_heads, head_dim] of the layer, then attend: q and result [tokens, num_heads, head_dim]."""
+    group = metadata.groups[kv.group_of(layer)]
+    key, value = kv.key(layer), kv.value(layer)
+    write_kv(key, value, k, v, group.slot_mapping)
+    return paged_attention(q, key, value, group.block_tables, metadata.cu_seqlens_q, metadata.seq_lens, scale, group.window)

@@ -1,0 +1,198 @@
+"""Gemma 3, the text model: config, block, attention, MLP (arXiv:2503.19786).
+
+Reads top to bottom as the forward runs. Five layers of six attend within a window; norms scale by 1 + weight; queries and keys
+are normed a head at a time; input and output embedding are one matrix. Vision towers are skipped at load, not run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inference_server.core.errors import ModelLoadError
+from inference_server.core.kv_layout import LayerGroup
+from inference_server.kernels.reference import rope
+from inference_server.models.attention import AttentionMetadata, LayerKV, attend
+from inference_server.models.layers import RMSNorm, RotaryAngles
+from inference_server.models.weights import Weights
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+_PREFIXES = ("model.language_model", "language_model.model", "model")
+_IGNORED = (
+    "lm_head.",
+    "language_model.lm_head.",
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+)
+_FIXED = {
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "attention_bias": (False,),
+    "attn_logit_softcapping": (None,),
+    "use_bidirectional_attention": (False, None),
+    "tie_word_embeddings": (True,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma3Config:
+    """Sizes and constants of one checkpoint. rope: by layer type, (theta, factor by which positions are divided)."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    layer_types: tuple[str, ...]
+    sliding_window: int
+    query_pre_attn_scalar: float
+    rms_norm_eps: float
+    max_position_embeddings: int
+    final_logit_softcapping: float | None
+    rope: Mapping[str, tuple[float, float]]
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> "Gemma3Config":
+        """From a parsed config.json, the text part of a multimodal one included. Raises ModelLoadError for what is not built."""
+        config = {**config, **config.get("text_config", {})}
+        for name, built in _FIXED.items():
+            if name in config and config[name] not in built:
+                raise ModelLoadError(f"{name} = {config[name]!r} is not supported for Gemma 3")
+        try:
+            return cls(
+                vocab_size=config.get("vocab_size", 262208),
+                hidden_size=config["hidden_size"],
+                intermediate_size=config["intermediate_size"],
+                num_attention_heads=config.get("num_attention_heads", 8),
+                num_key_value_heads=config.get("num_key_value_heads", 4),
+                head_dim=config.get("head_dim", 256),
+                layer_types=_layer_types(config),
+                sliding_window=config.get("sliding_window", 4096),
+                query_pre_attn_scalar=config.get("query_pre_attn_scalar", 256),
+                rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+                max_position_embeddings=config.get("max_position_embeddings", 131072),
+                final_logit_softcapping=config.get("final_logit_softcapping"),
+                rope={FULL: _rope(config, FULL, 1e6), SLIDING: _rope(config, SLIDING, 1e4)},
+            )
+        except KeyError as error:
+            raise ModelLoadError(f"config.json has no {error.args[0]}") from error
+
+    def layer_groups(self, itemsize: int) -> tuple[LayerGroup, ...]:
+        """The KV groups, full attention first; a type without layers has none."""
+        groups = []
+        for layer_type, window in ((FULL, None), (SLIDING, self.sliding_window)):
+            if layers := tuple(i for i, t in enumerate(self.layer_types) if t == layer_type):
+                groups.append(LayerGroup(layers, self.num_key_value_heads, self.head_dim, itemsize, window))
+        return tuple(groups)
+
+
+class Gemma3:
+    """The model: token ids to hidden states, hidden states to logits."""
+
+    def __init__(self, config: Gemma3Config, weights: Weights) -> None:
+        self.config = config
+        self.dtype = weights.dtype
+        prefix = next((p for p in _PREFIXES if f"{p}.embed_tokens.weight" in weights), "model")
+        text = weights.at(prefix)
+        self.embedding = text.linear(config.hidden_size, embed_tokens=config.vocab_size)  # read by rows, and multiplied by as lm_head
+        self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=self.dtype).item()
+        self.layers = [Block(config, i, text.at(f"layers.{i}")) for i in range(len(config.layer_types))]
+        self.norm = _norm(text, "norm", config.hidden_size, config)
+        self.rotary = {t: RotaryAngles(config.head_dim, *config.rope[t], weights.device) for t in set(config.layer_types)}
+        weights.check_all_taken(ignored=_IGNORED)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
+        """input_ids, positions: int64 [tokens], the rows of `metadata` one after the other. Returns hidden [tokens, hidden_size]."""
+        x = self.embedding.rows(input_ids) * self.embedding_scale
+        angles = {layer_type: rotary(positions, self.dtype) for layer_type, rotary in self.rotary.items()}
+        for layer in self.layers:
+            x = layer(x, angles[layer.layer_type], metadata, kv)
+        return self.norm(x)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [rows, hidden_size], of the tokens to sample after, to fp32 logits [rows, vocab_size]."""
+        logits = self.embedding(hidden, torch.float32)
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+class Block:
+    """Attention, then MLP; each between two norms and added to the residual stream."""
+
+    def __init__(self, config: Gemma3Config, layer: int, weights: Weights) -> None:
+        self.layer_type = config.layer_types[layer]
+        self.attention_norm = _norm(weights, "input_layernorm", config.hidden_size, config)
+        self.attention = Attention(config, layer, weights.at("self_attn"))
+        self.after_attention_norm = _norm(weights, "post_attention_layernorm", config.hidden_size, config)
+        self.mlp_norm = _norm(weights, "pre_feedforward_layernorm", config.hidden_size, config)
+        self.mlp = MLP(config, weights.at("mlp"))
+        self.after_mlp_norm = _norm(weights, "post_feedforward_layernorm", config.hidden_size, config)
+
+    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
+        x = x + self.after_attention_norm(self.attention(self.attention_norm(x), angles, metadata, kv))
+        return x + self.after_mlp_norm(self.mlp(self.mlp_norm(x)))
+
+
+class Attention:
+    """Grouped-query attention. The query and key heads lie side by side, so that one norm and one rotation serve both."""
+
+    def __init__(self, config: Gemma3Config, layer: int, weights: Weights) -> None:
+        self.layer = layer
+        self.scale = config.query_pre_attn_scalar**-0.5
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.qkv = weights.linear(config.hidden_size, q_proj=q_size, k_proj=kv_size, v_proj=kv_size)
+        self.out = weights.linear(q_size, o_proj=config.hidden_size)
+        q_norm, k_norm = (_norm(weights, name, self.head_dim, config).weight for name in ("q_norm", "k_norm"))
+        by_head = torch.cat((q_norm.expand(self.num_heads, -1), k_norm.expand(self.num_kv_heads, -1)))
+        self.qk_norm = RMSNorm(by_head, config.rms_norm_eps)  # weight [num_heads + num_kv_heads, head_dim]
+
+    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
+        qkv = self.qkv(x).unflatten(1, (-1, self.head_dim))  # [tokens, num_heads + 2 * num_kv_heads, head_dim]
+        qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        q, k = rope(self.qk_norm(qk), *angles).split((self.num_heads, self.num_kv_heads), dim=1)
+        return self.out(attend(q, k, v, self.layer, self.scale, metadata, kv).flatten(1))
+
+
+class MLP:
+    """down(gelu(gate(x)) * up(x))."""
+
+    def __init__(self, config: Gemma3Config, weights: Weights) -> None:
+        size = config.intermediate_size
+        self.gate_up = weights.linear(config.hidden_size, gate_proj=size, up_proj=size)
+        self.down = weights.linear(size, down_proj=config.hidden_size)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.gelu(gate, approximate="tanh") * up)
+
+
+def _norm(weights: Weights, name: str, size: int, config: Gemma3Config) -> RMSNorm:
+    """Gemma 3 stores norm weights less one."""
+    return RMSNorm(1.0 + weights.take(f"{name}.weight", size, dtype=torch.float32), config.rms_norm_eps)
+
+
+def _layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
+    if types := config.get("layer_types"):
+        if unknown := set(types) - {FULL, SLIDING}:
+            raise ModelLoadError(f"layer type {min(unknown)!r} is not supported for Gemma 3")
+        return tuple(types)
+    pattern = config.get("sliding_window_pattern", 6)
+    return tuple(SLIDING if (i + 1) % pattern else FULL for i in range(config["num_hidden_layers"]))
+
+
+def _rope(config: Mapping[str, Any], layer_type: str, default_theta: float) -> tuple[float, float]:
+    """(theta, factor) of a layer type, from `rope_parameters` or from the older flat fields, whose scaling is for full layers."""
+    old_theta = "rope_theta" if layer_type == FULL else "rope_local_base_freq"
+    scaling = config.get("rope_scaling") if layer_type == FULL else None
+    parameters = (config.get("rope_parameters") or {}).get(layer_type) or scaling or {}
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind not in ("default", "linear"):
+        raise ModelLoadError(f"rope type {kind!r} is not supported for Gemma 3")
+    theta = parameters.get("rope_theta", config.get(old_theta, default_theta))
+    return float(theta), float(parameters.get("factor", 1.0) if kind == "linear" else 1.0)

@@ -1,0 +1,64 @@
+"""Which hand-written model serves which architecture, by the names in config.json."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from inference_server.core.errors import ModelLoadError
+from inference_server.core.kv_layout import LayerGroup
+from inference_server.models.attention import AttentionMetadata, LayerKV
+from inference_server.models.gemma3 import Gemma3, Gemma3Config
+from inference_server.models.weights import Weights
+
+
+class ModelConfig(Protocol):
+    """What the backend asks of a model's config."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+    def layer_groups(self, itemsize: int) -> tuple[LayerGroup, ...]: ...
+
+
+class Model(Protocol):
+    """A forward over a flat batch of tokens; shapes as in `Gemma3`."""
+
+    def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, kv: LayerKV) -> Tensor: ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFamily:
+    """How a family reads its config.json and builds itself from its weights."""
+
+    config_from_dict: Callable[[Mapping[str, Any]], ModelConfig]
+    model: Callable[[Any, Weights], Model]
+
+
+_GEMMA3 = ModelFamily(Gemma3Config.from_dict, Gemma3)
+_FAMILIES = {"Gemma3ForCausalLM": _GEMMA3, "Gemma3ForConditionalGeneration": _GEMMA3}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json. Raises ModelLoadError if it cannot be read."""
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{folder / 'config.json'} cannot be read: {error}") from error
+    return config
+
+
+def find_family(config: Mapping[str, Any]) -> tuple[str, ModelFamily] | None:
+    """The first architecture of a parsed config.json that has a hand-written forward, with its family; None if there is none."""
+    for architecture in config.get("architectures") or ():
+        if architecture in _FAMILIES:
+            return architecture, _FAMILIES[architecture]
+    return None

@@ -1,0 +1,84 @@
+"""`Weights`: what a model's constructor takes its tensors from, by checkpoint name.
+
+Taking states the shape, so a missing or misshapen tensor stops the load at once, and what nobody took stops it at the end.
+Matrices come as linear layers, made by the one function that knows which kernel is best on this machine.
+"""
+
+from collections.abc import Callable, Iterable
+from copy import copy
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from inference_server.core.errors import ModelLoadError
+from inference_server.kernels.cpu_linear import Linear, StockLinear
+
+
+class TensorSource(Protocol):
+    """A checkpoint, or a stand-in for one."""
+
+    def names(self) -> list[str]: ...
+
+    def tensor(self, name: str) -> Tensor: ...
+
+
+class Weights:
+    """A checkpoint seen from one of its name prefixes. All tensors come on `device`, in `dtype` unless another is asked for.
+
+    make_linear: makes the layer that multiplies by the transpose of a weight [out, in].
+    """
+
+    def __init__(
+        self,
+        source: TensorSource,
+        device: torch.device,
+        dtype: torch.dtype,
+        make_linear: Callable[[Tensor], Linear] = StockLinear,
+    ) -> None:
+        self.device = device
+        self.dtype = dtype
+        self._source = source
+        self._make_linear = make_linear
+        self._prefix = ""
+        self._names = frozenset(source.names())
+        self._taken: dict[str, int] = {}  # elements by name; shared by all views of the checkpoint
+
+    def at(self, prefix: str) -> "Weights":
+        """The same checkpoint, for names below `prefix`."""
+        view = copy(self)
+        view._prefix = f"{self._prefix}{prefix}."
+        return view
+
+    def __contains__(self, name: str) -> bool:
+        return self._prefix + name in self._names
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements taken so far, by all views."""
+        return sum(self._taken.values())
+
+    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor of this name. Raises ModelLoadError unless it exists and has exactly this shape."""
+        return self._read(name, shape).to(device=self.device, dtype=dtype or self.dtype)
+
+    def linear(self, in_features: int, **out_features: int) -> Linear:
+        """The matrices `name.weight` [out_features, in_features] as one layer, their outputs side by side in the order given."""
+        parts = [self.take(f"{name}.weight", rows, in_features) for name, rows in out_features.items()]
+        return self._make_linear(torch.cat(parts) if len(parts) > 1 else parts[0])
+
+    def check_all_taken(self, ignored: Iterable[str]) -> None:
+        """Raises ModelLoadError if the checkpoint holds a tensor that nobody took and no prefix in `ignored` covers."""
+        skipped = tuple(ignored)
+        if unused := sorted(name for name in self._names - self._taken.keys() if not name.startswith(skipped)):
+            raise ModelLoadError(f"the checkpoint has {len(unused)} tensors that this model does not use, such as {unused[0]}")
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        full_name = self._prefix + name
+        if full_name not in self._names:
+            raise ModelLoadError(f"the checkpoint has no tensor {full_name}")
+        tensor = self._source.tensor(full_name)
+        if tuple(tensor.shape) != shape:
+            raise ModelLoadError(f"tensor {full_name} has the shape {tuple(tensor.shape)}, not {shape}")
+        self._taken[full_name] = tensor.numel()
+        return tensor

@@ -1,0 +1,1 @@
+"""Readers of the engine's records: the sliding-window tracker, the Prometheus exposition, and the logs."""

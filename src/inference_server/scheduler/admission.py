@@ -1,0 +1,75 @@
+"""Which waiting requests may start: enough memory for what they are known to need, and not more active tokens than allowed.
+
+The whole prompt counts, not its first chunk, and so does what admitted prompts have yet to take. Output is not reserved: a
+watermark of free slabs lets running requests grow, and preemption is the answer when that was too little.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil
+
+from inference_server.core.request import ScheduledRequest
+from inference_server.kv_cache.cache_manager import CacheManager
+
+
+class HoldReason(StrEnum):
+    """Why the head of the queue waits."""
+
+    SLOTS = "slots"
+    ACTIVE_TOKENS = "active_tokens"
+    KV_BLOCKS = "kv_blocks"
+
+
+class AdmissionController:
+    """The gates between the queue and the batch. watermark: share of the pool that an admission must leave free."""
+
+    def __init__(self, cache: CacheManager, *, max_active_tokens: int | None = None, watermark: float = 0.01) -> None:
+        self.cache = cache
+        self.max_active_tokens = max_active_tokens
+        self.spare_slabs = ceil(watermark * cache.num_slabs)
+
+    def open(self, prefilling: Iterable[ScheduledRequest], num_active: int, active_tokens: int, chunk_tokens: int) -> "AdmissionPass":
+        """Start one scheduling pass over what is admitted already. chunk_tokens: the most one step computes of a prompt."""
+        pending = [0] * len(self.cache.peak_blocks(0, 1))
+        recomputing = False
+        for request in prefilling:
+            pending = _add(pending, self.cache.pending_blocks(request, chunk_tokens))
+            recomputing |= request.num_preemptions > 0
+        return AdmissionPass(self, num_active, active_tokens, chunk_tokens, pending, recomputing)
+
+
+@dataclass(slots=True)
+class AdmissionPass:
+    """What is left to give away in one scheduling pass.
+
+    pending: blocks by group that are promised and not taken. recomputing: a preempted request computes its tokens again;
+    nobody joins until it is done, so that every preemption is followed by at least one new token.
+    """
+
+    controller: AdmissionController
+    num_active: int
+    active_tokens: int
+    chunk_tokens: int
+    pending: list[int]
+    recomputing: bool
+
+    def admit(self, request: ScheduledRequest) -> HoldReason | None:
+        """Charge the request to this pass and return None, or say what holds it. An empty batch admits any request."""
+        controller = self.controller
+        active_tokens = self.active_tokens + request.num_tokens
+        pending = _add(self.pending, controller.cache.pending_blocks(request, self.chunk_tokens))
+        if self.num_active:
+            if controller.max_active_tokens is not None and active_tokens > controller.max_active_tokens:
+                return HoldReason.ACTIVE_TOKENS
+            if self.recomputing or not controller.cache.can_fit(pending, controller.spare_slabs):
+                return HoldReason.KV_BLOCKS
+        self.num_active += 1
+        self.active_tokens = active_tokens
+        self.pending = pending
+        self.recomputing |= request.num_preemptions > 0
+        return None
+
+
+def _add(left: list[int], right: list[int]) -> list[int]:
+    return [a + b for a, b in zip(left, right, strict=True)]

@@ -1,0 +1,285 @@
+"""`ContinuousBatchScheduler`: after every step, decide anew what the next one computes.
+
+A step hands out a budget of tokens: `num_computed_tokens` chases `num_tokens`, be it by decode steps, prompt chunks or the
+recomputation of a preempted request. A row is in flight while its scheduled counter is ahead of its returned one
+(`num_collected_tokens`). Pure book-keeping on the engine thread: no clock, no tensors, no threads.
+"""
+
+from bisect import insort
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from inference_server.core.errors import PromptTooLongError
+from inference_server.core.options import PrefillMode, SchedulerOptions
+from inference_server.core.plan import StepPlan, StepResult
+from inference_server.core.records import CacheStats, SchedulerStats
+from inference_server.core.request import FinishReason, RequestStatus, ScheduledRequest
+from inference_server.kv_cache.cache_manager import CacheManager
+from inference_server.scheduler.admission import AdmissionController, HoldReason
+from inference_server.scheduler.policies import FCFSPolicy
+from inference_server.scheduler.prefill_shape import shape_prefill
+
+
+class ContinuousBatchScheduler:
+    """Iteration-level batching behind `SchedulerInterface`.
+
+    `_prefilling` and `_running` hold the admitted requests in the policy's order. Memory is taken from the worst-ranked row
+    of both, but never from one in flight: `_resting` then makes it sit out until its step has returned and it can be
+    preempted. The best-ranked row thus always gets on, and runs alone if it must, which `add` made sure it can. One that is
+    alone and still goes short, for what it holds lies scattered over the slabs, gives that up too and starts over.
+    """
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        options: SchedulerOptions,
+        *,
+        supports_mixed: bool = True,
+        policy: FCFSPolicy | None = None,
+        admission: AdmissionController | None = None,
+    ) -> None:
+        """Without supports_mixed, prefill mode `mixed` becomes `chunked`. Raises ValueError for a budget below one token a row."""
+        if options.max_batched_tokens < options.max_batch_size:
+            raise ValueError(f"max_batched_tokens ({options.max_batched_tokens}) is below max_batch_size ({options.max_batch_size})")
+        self._cache = cache
+        self._policy = policy or FCFSPolicy()
+        self._admission = admission or AdmissionController(cache)
+        self._max_batched_tokens = options.max_batched_tokens
+        mode = options.prefill_mode
+        self._mode = PrefillMode.CHUNKED if mode is PrefillMode.MIXED and not supports_mixed else mode
+        in_chunks = self._mode in (PrefillMode.MIXED, PrefillMode.CHUNKED)
+        self._chunk = min(options.prefill_chunk_size, options.max_batched_tokens)
+        self.max_request_tokens = cache.max_request_tokens(self._chunk if in_chunks else None)
+        # No chunk is longer than any sequence that fits, so this is "no limit" where prompts are computed whole.
+        self._max_chunk = self._chunk if in_chunks else self.max_request_tokens
+        self._prefilling: list[ScheduledRequest] = []
+        self._running: list[ScheduledRequest] = []
+        self._free_slots = list(range(options.max_batch_size - 1, -1, -1))
+        self._resting: ScheduledRequest | None = None
+        self._hold_reason: HoldReason | None = None
+        self._prefill_turn = True
+        self._next_step_id = 1
+        self._waiting_tokens = 0
+        self._active_tokens = 0
+        self._admitted_total = 0
+        self._preemptions_total = 0
+
+    def add(self, request: ScheduledRequest) -> None:
+        """Queue a request, its max_tokens lowered to what it could generate alone in the pool.
+
+        Raises PromptTooLongError when that is not a single token. The KV of the last token is never computed.
+        """
+        room = self.max_request_tokens + 1 - request.num_prompt_tokens
+        if room < 1:
+            raise PromptTooLongError(
+                f"the prompt has {request.num_prompt_tokens} tokens, and the KV cache holds {self.max_request_tokens}", param="prompt"
+            )
+        if request.sampling.max_tokens > room:
+            request.sampling = replace(request.sampling, max_tokens=room)
+        self._policy.push(request)
+        self._waiting_tokens += request.num_tokens
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """A pass that only took memory away, or only let a row rest, is followed by another, which finds the room."""
+        resting, self._resting = self._resting, None
+        while True:
+            preemptions_before = self._preemptions_total
+            plan = self._build_plan(now, resting)
+            if plan.requests:
+                self._next_step_id += 1
+                return plan
+            if resting is None and self._preemptions_total == preemptions_before:
+                return None
+            resting = None
+
+    def update(self, plan: StepPlan, result: StepResult, stops: Mapping[str, FinishReason]) -> None:
+        """A request that has all its max_tokens and is not in `stops` ends too, by LENGTH."""
+        finished = RequestStatus.FINISHED
+        for request, start, count, samples, token_id in zip(
+            plan.requests, plan.starts, plan.num_new_tokens, plan.samples, result.token_ids, strict=True
+        ):
+            # A preempted row had nothing in flight, so only finished ones are late.
+            if request.status is finished:
+                continue
+            request.num_collected_tokens = start + count
+            if not samples:
+                continue
+            token_ids = request.token_ids
+            token_ids.append(token_id)
+            request.num_inflight_tokens -= 1
+            if stops and request.request_id in stops:
+                self.finish(request, stops[request.request_id])
+            elif len(token_ids) - request.num_prompt_tokens >= request.sampling.max_tokens:
+                self.finish(request, FinishReason.LENGTH)
+
+    def finish(self, request: ScheduledRequest, reason: FinishReason) -> None:
+        if request.status is RequestStatus.FINISHED:
+            return
+        if request.slot >= 0:
+            self._release(request)
+        elif self._policy.remove(request):
+            self._waiting_tokens -= request.num_tokens
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        request.num_inflight_tokens = 0
+
+    def has_unfinished(self) -> bool:
+        return bool(self._running or self._prefilling or len(self._policy))
+
+    def waiting(self) -> list[ScheduledRequest]:
+        return list(self._policy)
+
+    def scheduler_stats(self) -> SchedulerStats:
+        """The queue is held as one: all of it waits for what its head waits for."""
+        num_waiting = len(self._policy)
+        held = {self._hold_reason.value: num_waiting} if num_waiting and self._hold_reason else {}
+        return SchedulerStats(
+            num_waiting=num_waiting,
+            num_prefilling=len(self._prefilling),
+            num_running=len(self._running),
+            waiting_by_reason=held,
+            admitted_total=self._admitted_total,
+            preemptions_total=self._preemptions_total,
+            waiting_tokens=self._waiting_tokens,
+            active_tokens=self._active_tokens,
+        )
+
+    def cache_stats(self) -> CacheStats:
+        return self._cache.stats()
+
+    def _build_plan(self, now: float, resting: ScheduledRequest | None) -> StepPlan:
+        """Modes other than `mixed` take turns between prompts and decodes while there are both."""
+        plan = StepPlan(self._next_step_id, scheduled_time=now)
+        preemptions_before = self._preemptions_total
+        mixed, prefill_turn = self._mode is PrefillMode.MIXED, self._prefill_turn
+        self._prefill_turn = True
+        if mixed or not prefill_turn:
+            self._add_decodes(plan, resting)
+        if mixed or not plan.requests:
+            if self._preemptions_total == preemptions_before and self._resting is None:
+                self._admit(now)
+            self._add_prefills(plan, resting)
+        if not mixed and prefill_turn:
+            self._prefill_turn = not plan.requests
+            if not plan.requests:
+                self._add_decodes(plan, resting)
+        return plan
+
+    def _add_decodes(self, plan: StepPlan, resting: ScheduledRequest | None) -> None:
+        """One token for every running row. Such a row always lacks the KV of exactly its last token."""
+        block_size = self._cache.block_size
+        add_request, add_start = plan.requests.append, plan.starts.append
+        # Preemption takes rows off the end of this list only, so the iteration stays sound.
+        for request in self._running:
+            start = request.num_computed_tokens
+            if start >= request.num_prompt_tokens + request.sampling.max_tokens - 1:
+                continue
+            if request is resting or request is self._resting:
+                continue
+            if start >= len(request.block_tables[0].block_ids) * block_size and not self._grow(request, start + 1):
+                continue
+            request.num_computed_tokens = start + 1
+            request.num_inflight_tokens += 1
+            add_request(request)
+            add_start(start)
+        num_rows = len(plan.requests)
+        plan.num_new_tokens.extend([1] * num_rows)
+        plan.samples.extend([True] * num_rows)
+        self._active_tokens += num_rows
+
+    def _add_prefills(self, plan: StepPlan, resting: ScheduledRequest | None) -> None:
+        """Share what is left of the budget among the admitted prompts."""
+        rows = [request for request in self._prefilling if request is not resting]
+        remaining = [len(request.token_ids) - request.num_computed_tokens for request in rows]
+        shares = shape_prefill(self._mode, remaining, self._max_batched_tokens - len(plan), self._chunk)
+        added: list[tuple[ScheduledRequest, int, int]] = []
+        for request, count in zip(rows, shares, strict=True):
+            if count == 0 or request.status is RequestStatus.PREEMPTED:
+                continue
+            start = request.num_computed_tokens
+            if not self._grow(request, start + count):
+                break
+            self._advance(request, start + count)
+            added.append((request, start, count))
+        added.sort(key=lambda row: row[2] > 1)
+        for request, start, count in added:
+            plan.add(request, start, count, request.status is RequestStatus.RUNNING)
+
+    def _advance(self, request: ScheduledRequest, num_computed_tokens: int) -> None:
+        request.num_computed_tokens = num_computed_tokens
+        if num_computed_tokens == len(request.token_ids):
+            request.num_inflight_tokens = 1
+            request.status = RequestStatus.RUNNING
+            self._prefilling.remove(request)
+            insort(self._running, request, key=self._policy.rank)
+            self._active_tokens += 1
+
+    def _admit(self, now: float) -> None:
+        """Move waiting requests into free slots, in the policy's order, until one is held."""
+        self._hold_reason = None
+        if not len(self._policy):
+            return
+        if not self._free_slots:
+            self._hold_reason = HoldReason.SLOTS
+            return
+        num_active = len(self._prefilling) + len(self._running)
+        gate = self._admission.open(self._prefilling, num_active, self._active_tokens, self._max_chunk)
+        while (request := self._policy.peek()) is not None:
+            self._hold_reason = gate.admit(request) if self._free_slots else HoldReason.SLOTS
+            if self._hold_reason is not None:
+                return
+            self._policy.pop()
+            request.slot = self._free_slots.pop()
+            request.status = RequestStatus.PREFILLING
+            if request.admitted_time is None:
+                request.admitted_time = now
+            insort(self._prefilling, request, key=self._policy.rank)
+            self._admitted_total += 1
+            self._waiting_tokens -= request.num_tokens
+            self._active_tokens += request.num_tokens
+
+    def _grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
+        """Get the blocks for the first `num_tokens` tokens, by preemption if need be. False if the row must sit this step out."""
+        self._cache.drop_out_of_window(request)
+        while not self._cache.extend(request, num_tokens):
+            victim = self._worst_ranked()
+            if victim.num_computed_tokens > victim.num_collected_tokens:
+                self._resting = victim
+                return False
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _worst_ranked(self) -> ScheduledRequest:
+        last = [rows[-1] for rows in (self._running, self._prefilling) if rows]
+        return max(last, key=self._policy.rank)
+
+    def _preempt(self, request: ScheduledRequest) -> None:
+        """Take everything from a row with nothing in flight; it will compute its tokens anew."""
+        self._release(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_computed_tokens = request.num_collected_tokens = 0
+        request.num_preemptions += 1
+        self._policy.requeue(request)
+        self._preemptions_total += 1
+        self._waiting_tokens += request.num_tokens
+
+    def _release(self, request: ScheduledRequest) -> None:
+        (self._prefilling if request.status is RequestStatus.PREFILLING else self._running).remove(request)
+        self._active_tokens -= request.num_tokens
+        self._free_slots.append(request.slot)
+        request.slot = -1
+        self._cache.free(request)
+
+    def check_integrity(self, unfinished: Iterable[ScheduledRequest]) -> None:
+        """Account for every request of `unfinished`, slot, token and block. Raises AssertionError with what is off."""
+        active, waiting = self._prefilling + self._running, self.waiting()
+        assert {id(r) for r in unfinished} == {id(r) for r in active + waiting}, "a request is lost, or not let go"
+        assert sorted([r.slot for r in active] + self._free_slots) == list(range(len(active) + len(self._free_slots))), "slots are off"
+        assert all(r.status is RequestStatus.PREFILLING for r in self._prefilling), "a status is off"
+        assert all(r.status is RequestStatus.RUNNING and r.num_computed_tokens == r.num_tokens - 1 for r in self._running), "a row is off"
+        assert all(r.slot < 0 and r.num_computed_tokens == 0 for r in waiting), "a waiting request holds something"
+        assert self._active_tokens == sum(r.num_tokens for r in active), "the active tokens are off"
+        assert self._waiting_tokens == sum(r.num_tokens for r in waiting), "the waiting tokens are off"
+        self._cache.check_integrity(active)

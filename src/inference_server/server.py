@@ -1,0 +1,63 @@
+"""The composition root: builds every part from `Settings` and hands each what it needs.
+
+`app`, for `uvicorn inference_server.server:app`, is built on first access: importing this module reads no settings.
+"""
+
+import gc
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+from fastapi import FastAPI
+
+from inference_server.api.app import build_app
+from inference_server.api.context import ApiContext
+from inference_server.api.lifespan import engine_lifespan
+from inference_server.config import Settings
+from inference_server.engine.async_engine import AsyncEngine
+from inference_server.engine.engine import Engine
+from inference_server.engine.loaded_model import LoadedModel
+from inference_server.engine.model_loader import ModelLoader
+from inference_server.observability.logs import configure_logging
+from inference_server.observability.prometheus import PrometheusSink
+from inference_server.observability.tracker import MetricsTracker
+
+SWITCH_INTERVAL_S = 0.0002  # how long the engine thread may keep the interpreter from the event loop, and the other way round
+
+
+def create_app(settings: Settings | None = None, load: Callable[[], LoadedModel] | None = None) -> FastAPI:
+    """The application. settings: None reads the environment and `.env`; load: None loads the model that the settings name."""
+    settings = Settings.from_cli() if settings is None else settings
+    configure_logging(settings.log_level, settings.log_format)
+    clock = time.monotonic
+    options, engine_options = settings.api_options(), settings.engine_options()
+    tracker, prometheus = MetricsTracker(clock), PrometheusSink(options.served_model_name)
+    engine = Engine(partial(_load, load or partial(load_model, settings)), engine_options, (tracker, prometheus), clock)
+    async_engine = AsyncEngine(engine, engine_options, clock)
+    context = ApiContext(async_engine, options, tracker, prometheus, clock, time.time, started_at=int(time.time()))
+    return build_app(context, engine_lifespan(async_engine, settings.drain_timeout_s))
+
+
+def __getattr__(name: str) -> FastAPI:
+    if name != "app":
+        raise AttributeError(name)
+    app = create_app()
+    globals()[name] = app
+    return app
+
+
+def _load(load: Callable[[], LoadedModel]) -> LoadedModel:
+    """What loading leaves behind lives as long as the process: no collection needs to walk it again."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    model = load()
+    gc.collect()
+    gc.freeze()
+    return model
+
+
+def load_model(settings: Settings) -> LoadedModel:
+    """The model that the settings name. Takes seconds to minutes. Raises ModelLoadError with one clear line."""
+    return ModelLoader(settings.model_options(), settings.cache_options(), settings.scheduler_options()).load(
+        max_model_len=settings.max_model_len, chat_template=settings.chat_template
+    )

@@ -1,0 +1,93 @@
+"""A real server on a loopback port for HTTP tests: uvicorn in a thread, the real application, the echo model."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import uvicorn
+from echo_model import MODEL_NAME, EchoBackend, load_echo
+
+from inference_server.api.context import ApiContext
+from inference_server.config import Settings
+from inference_server.core.options import ApiOptions
+from inference_server.engine.loaded_model import LoadedModel
+from inference_server.server import create_app
+
+
+@dataclass
+class TestServer:
+    __test__ = False
+
+    url: str
+    backend: EchoBackend
+    context: ApiContext
+    client: httpx.Client
+
+    def stats(self) -> dict[str, Any]:
+        return {**self.client.get("/scheduler/stats").json(), **self.client.get("/cache/stats").json()}
+
+    def wait_for(self, condition: Callable[[dict[str, Any]], bool], limit_s: float = 2.0) -> None:
+        end = time.monotonic() + limit_s
+        while not condition(stats := self.stats()):
+            assert time.monotonic() < end, stats
+            time.sleep(0.01)
+
+    def wait_until_free(self, limit_s: float = 2.0) -> None:
+        self.wait_for(lambda s: s["active_rows"] == s["queue_depth"] == s["used_blocks"] == 0, limit_s)
+
+
+@contextmanager
+def running(
+    backend: EchoBackend | None = None,
+    load: Callable[[], LoadedModel] | None = None,
+    options: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Iterator[TestServer]:
+    """A server whose port is open, and whose model is loaded unless `load` is given. options: fields of `ApiOptions`."""
+    backend = backend or EchoBackend()
+    configured = Settings(_env_file=None, served_model_name=MODEL_NAME, **settings)  # type: ignore[call-arg]
+    app = create_app(configured, load or (lambda: load_echo(configured, backend)))
+    context: ApiContext = app.state.context
+    api_options: ApiOptions = replace(context.options, **(options or {}))
+    app.state.context = context = replace(context, options=api_options)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.005)
+        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        with httpx.Client(base_url=url, timeout=20, trust_env=False) as client:
+            if load is None:
+                _wait_ready(client)
+            yield TestServer(url, backend, context, client)
+    finally:
+        backend.gate.set()
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive(), "the server did not stop"
+
+
+def _wait_ready(client: httpx.Client) -> None:
+    end = time.monotonic() + 10
+    while client.get("/ready").status_code != 200:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def parse_sse(raw: bytes) -> list[Any]:
+    """The payloads of a well-formed stream that ends in [DONE]; strict about framing. Comments are dropped."""
+    text = raw.decode("ascii")
+    assert text.endswith("\n\n")
+    events = [event for event in text[:-2].split("\n\n") if not event.startswith(":")]
+    assert all(event.startswith("data: ") and "\n" not in event for event in events)
+    payloads = [event.removeprefix("data: ") for event in events]
+    assert payloads.pop() == "[DONE]"
+    assert "[DONE]" not in payloads
+    return [json.loads(payload) for payload in payloads]

@@ -1,0 +1,61 @@
+"""The whole path over HTTP on `FakeBackend`: many clients at once on a pool too small for all, and every token is the right one."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from api_server import TestServer, parse_sse, running
+from echo_model import MODEL_NAME, TOKENIZER
+
+from inference_server.backends.fake_backend import FakeBackend
+from inference_server.config import Settings
+from inference_server.core.kv_layout import KVLayout
+from inference_server.core.model_spec import GenerationDefaults
+from inference_server.core.options import SchedulerOptions
+from inference_server.engine.loaded_model import LoadedModel
+from inference_server.kv_cache.block_pool import BlockPool
+from inference_server.kv_cache.cache_manager import CacheManager
+from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
+from inference_server.tokenization.chat_template import ChatTemplate
+
+NUM_TOKENS = 40
+BACKEND = FakeBackend(supports_overlap=True)
+
+
+def load() -> LoadedModel:
+    spec = BACKEND.load()
+    layout = KVLayout.from_num_blocks(spec.groups, block_size=4, num_blocks=80)
+    BACKEND.allocate(layout)
+    scheduler = ContinuousBatchScheduler(CacheManager(BlockPool(layout)), SchedulerOptions(max_batch_size=16, prefill_chunk_size=8))
+    template = ChatTemplate.plain(TOKENIZER)
+    return LoadedModel(BACKEND, scheduler, TOKENIZER, template, spec, GenerationDefaults(), spec.max_model_len, 0)
+
+
+@pytest.fixture(scope="module")
+def fake_server() -> Iterator[TestServer]:
+    assert Settings(_env_file=None).max_queue_size >= 32  # type: ignore[call-arg]
+    with running(load=load) as server:
+        server.wait_for(lambda _: server.client.get("/ready").status_code == 200, limit_s=10)
+        yield server
+
+
+def test_thirty_two_clients_get_the_right_tokens(fake_server: TestServer) -> None:
+    prompts = [f"client {i}: {'word ' * (i % 7)}" for i in range(32)]
+
+    async def ask(client: httpx.AsyncClient, i: int, prompt: str) -> str:
+        body: dict[str, Any] = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": NUM_TOKENS, "stream": i % 2 == 0}
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        chunks = parse_sse(answer.content) if i % 2 == 0 else [answer.json()]
+        return "".join(chunk["choices"][0]["text"] for chunk in chunks)
+
+    async def run() -> list[str]:
+        async with httpx.AsyncClient(base_url=fake_server.url, timeout=30, trust_env=False) as client:
+            return await asyncio.gather(*(ask(client, i, prompt) for i, prompt in enumerate(prompts)))
+
+    texts = asyncio.run(run())
+    assert texts == [TOKENIZER.decode(BACKEND.expected_tokens(TOKENIZER.encode(prompt), NUM_TOKENS)) for prompt in prompts]
+    assert fake_server.stats()["preemptions_total"] > 0
+    fake_server.wait_until_free()

@@ -1,0 +1,72 @@
+"""From what a front end asks for to a request that can be scheduled."""
+
+from dataclasses import replace
+
+import pytest
+from engine_fakes import EOS, TOKENIZER, loaded
+
+from inference_server.core.errors import InvalidRequestError, PromptTooLongError
+from inference_server.core.generation import ChatPrompt, GenerationRequest
+from inference_server.core.model_spec import GenerationDefaults
+from inference_server.core.options import EngineOptions
+from inference_server.engine.input_processor import InputProcessor
+
+CHAT = ChatPrompt([{"role": "user", "content": "hi"}])
+
+
+def processor(defaults: GenerationDefaults | None = None, max_model_len: int = 100) -> InputProcessor:
+    model = replace(loaded(), max_model_len=max_model_len, defaults=defaults or GenerationDefaults())
+    return InputProcessor(model, EngineOptions(default_max_tokens=20))
+
+
+def test_every_request_gets_a_fresh_id_and_keeps_its_labels() -> None:
+    asked = GenerationRequest("hi", 5.0, client_id="mine", session_id="s", fairness_key="f", cache_salt="c", priority=-1)
+    first, second = processor().process(asked), processor().process(asked)
+    assert first.request_id != second.request_id
+    assert first.token_ids == TOKENIZER.encode("hi")
+    labels = (first.client_id, first.session_id, first.fairness_key, first.cache_salt, first.priority, first.arrival_time)
+    assert labels == ("mine", "s", "f", "c", -1, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "asked", "default", "expected"),
+    [(10, 7, None, 7), (10, 500, None, 90), (10, None, None, 20), (10, None, 16, 16), (90, None, None, 10), (99, 5, None, 1)],
+)
+def test_max_tokens_is_clamped_to_the_room(prompt_tokens: int, asked: int | None, default: int | None, expected: int) -> None:
+    request = GenerationRequest([65] * prompt_tokens, 0.0, max_tokens=asked, default_max_tokens=default)
+    assert processor().process(request).sampling.max_tokens == expected
+
+
+def test_a_prompt_without_room_for_one_token_is_refused() -> None:
+    with pytest.raises(PromptTooLongError) as refusal:
+        processor().process(GenerationRequest([65] * 100, 0.0))
+    assert refusal.value.param == "prompt"
+
+
+def test_sampling_takes_the_models_defaults_only_where_none_is_asked() -> None:
+    defaults = GenerationDefaults(temperature=0.7, top_p=0.9, top_k=64, min_p=0.1)
+    own = processor(defaults).process(GenerationRequest("a", 0.0, temperature=0.0, top_k=0)).sampling
+    assert (own.temperature, own.top_p, own.top_k, own.min_p) == (0.0, 0.9, 0, 0.1)
+
+
+def test_seeds_are_kept_or_drawn() -> None:
+    seeds = {processor().process(GenerationRequest("a", 0.0)).sampling.seed for _ in range(20)}
+    assert len(seeds) == 20
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+    assert processor().process(GenerationRequest("a", 0.0, seed=7)).sampling.seed == 7
+
+
+def test_only_chats_get_the_templates_stop_strings_and_ignore_eos_drops_every_end_of_text() -> None:
+    chat = processor().process(GenerationRequest(CHAT, 0.0, stop=("x",))).sampling
+    text = processor().process(GenerationRequest("a", 0.0, stop=("x",))).sampling
+    endless = processor().process(GenerationRequest(CHAT, 0.0, stop=("x",), ignore_eos=True)).sampling
+    assert (chat.stop, chat.stop_token_ids) == (("x", "<turn>"), {EOS})
+    assert (text.stop, text.stop_token_ids) == (("x",), {EOS})
+    assert (endless.stop, endless.stop_token_ids) == (("x",), frozenset())
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": 0}, {"stop": ("a", "")}])
+def test_values_that_cannot_be_run_are_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        processor().process(GenerationRequest("a", 0.0, **fields))  # type: ignore[arg-type]
+    assert refusal.value.param in fields

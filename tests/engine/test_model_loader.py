@@ -1,0 +1,45 @@
+"""The sizes and defaults that loading decides; the loading itself is the embedded model's test."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from inference_server.core.errors import ModelLoadError
+from inference_server.core.kv_layout import LayerGroup
+from inference_server.core.model_spec import GenerationDefaults, ModelSpec
+from inference_server.core.options import CacheOptions
+from inference_server.engine.model_loader import HOST_ARENA_BYTES, generation_defaults, kv_layout
+
+SPEC = ModelSpec("a", 10, 100, (LayerGroup((0, 1), 1, 64, 2),), "cuda:0", "bfloat16", 1, free_bytes=100 * 2**30)
+
+
+def test_the_arena_takes_its_share_of_what_is_free() -> None:
+    layout = kv_layout(CacheOptions(memory_fraction=0.5), SPEC)
+    assert 0 <= 50 * 2**30 - layout.arena_bytes < layout.slab_bytes
+
+
+def test_the_arena_leaves_a_host_its_memory() -> None:
+    assert kv_layout(CacheOptions(), replace(SPEC, device="cpu")).arena_bytes == HOST_ARENA_BYTES
+    small = kv_layout(CacheOptions(memory_fraction=0.5), replace(SPEC, device="cpu", free_bytes=2**30))
+    assert small.arena_bytes == 2**29
+
+
+def test_a_number_of_blocks_wins() -> None:
+    assert kv_layout(CacheOptions(num_blocks=7), SPEC).num_blocks(0) == 8
+
+
+def test_no_memory_is_one_clear_line() -> None:
+    with pytest.raises(ModelLoadError, match=r"^no memory for a KV pool: 0 MiB on cuda:0; set KV_CACHE_NUM_BLOCKS$"):
+        kv_layout(CacheOptions(), replace(SPEC, free_bytes=0))
+
+
+def test_sampling_defaults_come_from_the_checkpoint(tmp_path: Path) -> None:
+    assert generation_defaults(tmp_path) == GenerationDefaults()
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps({"temperature": 0.0, "top_k": 64, "top_p": None, "eos_token_id": 1}))
+    assert generation_defaults(tmp_path) == GenerationDefaults(temperature=0.0, top_k=64)
+    path.write_text("{")
+    with pytest.raises(ModelLoadError, match="unreadable"):
+        generation_defaults(tmp_path)

@@ -1,0 +1,118 @@
+"""The reference operations against their definitions, written out key by key in float64."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from inference_server.kernels import reference
+from inference_server.kernels.reference import paged_attention, rms_norm, rope, write_kv
+
+BLOCK = 4
+HEAD_DIM = 8
+
+
+def naive_attention(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
+    """q [n, Hq, D] are the last n of the tokens whose keys, values are [S, Hkv, D]."""
+    n, heads, _ = q.shape
+    total, kv_heads = keys.shape[:2]
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    for i in range(n):
+        position = total - n + i
+        low = 0 if window is None else max(0, position - window + 1)
+        for h in range(heads):
+            kv = h * kv_heads // heads
+            weights = ((keys[low : position + 1, kv].double() @ q[i, h].double()) * scale).softmax(0)
+            out[i, h] = weights @ values[low : position + 1, kv].double()
+    return out
+
+
+class Case:
+    """Rows laid into shuffled blocks of a poisoned arena: (query length, total length) each."""
+
+    def __init__(self, rows: list[tuple[int, int]], heads: int, kv_heads: int, window: int | None, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.window, self.rows = window, rows
+        needed = [math.ceil(total / BLOCK) for _, total in rows]
+        arena = torch.full((sum(needed) + 3, 3, 2, BLOCK, kv_heads, HEAD_DIM), float("nan"))
+        self.key, self.value = arena[:, 1, 0], arena[:, 1, 1]
+        ids = (torch.randperm(sum(needed) + 2, generator=generator) + 1).tolist()
+        self.block_tables = torch.zeros(len(rows), max(needed), dtype=torch.int32)
+        self.q = torch.randn(sum(n for n, _ in rows), heads, HEAD_DIM, generator=generator)
+        self.keys, self.values = [], []
+        for row, (n, total) in enumerate(rows):
+            blocks = [ids.pop() for _ in range(needed[row])]
+            k, v = (torch.randn(total, kv_heads, HEAD_DIM, generator=generator) for _ in range(2))
+            slots = torch.tensor([blocks[t // BLOCK] * BLOCK + t % BLOCK for t in range(total)])
+            write_kv(self.key, self.value, k, v, slots)
+            self.keys.append(k)
+            self.values.append(v)
+            dropped = 0 if window is None else max(0, total - n - window + 1) // BLOCK
+            self.block_tables[row, : len(blocks)] = torch.tensor([0] * dropped + blocks[dropped:])
+        self.cu_seqlens_q = torch.tensor([0, *torch.tensor([n for n, _ in rows]).cumsum(0)], dtype=torch.int32)
+        self.seq_lens = torch.tensor([total for _, total in rows], dtype=torch.int32)
+
+    def run(self) -> Tensor:
+        return paged_attention(self.q, self.key, self.value, self.block_tables, self.cu_seqlens_q, self.seq_lens, 0.3, self.window)
+
+    def expected(self) -> Tensor:
+        parts = self.q.split([n for n, _ in self.rows])
+        return torch.cat([naive_attention(q, k, v, 0.3, self.window) for q, k, v in zip(parts, self.keys, self.values, strict=True)])
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(1, 1), (4, 1), (4, 2), (6, 2), (3, 3)])
+@pytest.mark.parametrize("window", [None, 5, 8])
+def test_mixed_rows_equal_the_definition(heads: int, kv_heads: int, window: int | None) -> None:
+    case = Case([(1, 1), (1, 17), (1, 8), (5, 5), (3, 19), (12, 12), (1, 30)], heads, kv_heads, window)
+    torch.testing.assert_close(case.run().double(), case.expected(), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("total", [1, BLOCK - 1, BLOCK, BLOCK + 1, 7, 8, 9, 11, 12, 13])
+@pytest.mark.parametrize("window", [None, 1, 3, 4, 8])
+def test_block_and_window_edges(total: int, window: int | None) -> None:
+    for n in {1, min(2, total), total}:
+        case = Case([(n, total)], 2, 1, window, seed=total)
+        torch.testing.assert_close(case.run().double(), case.expected(), atol=2e-6, rtol=1e-5)
+
+
+def test_long_rows_are_cut_into_query_chunks_and_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "QUERY_CHUNK", 4)
+    monkeypatch.setattr(reference, "PACK_KEYS", 32)
+    for window in (None, 6):
+        case = Case([(1, 9), (1, 31), (1, 2), (1, 40), (1, 8), (15, 15), (9, 30)], 4, 2, window)
+        torch.testing.assert_close(case.run().double(), case.expected(), atol=2e-6, rtol=1e-5)
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    rows = [(1, 9), (1, 31), (6, 6), (1, 14)]
+    case = Case(rows, 4, 1, None)
+    together = case.run()
+    for row, (n, total) in enumerate(rows):
+        start = int(case.cu_seqlens_q[row])
+        alone = paged_attention(
+            case.q[start : start + n],
+            case.key,
+            case.value,
+            case.block_tables[row : row + 1],
+            torch.tensor([0, n], dtype=torch.int32),
+            torch.tensor([total], dtype=torch.int32),
+            0.3,
+            None,
+        )
+        torch.testing.assert_close(alone, together[start : start + n], atol=1e-6, rtol=0)
+
+
+def test_rms_norm_is_computed_in_fp32_and_rounded_once() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 2, 16, dtype=torch.bfloat16), torch.rand(2, 16) + 0.5
+    wide = x.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    assert rms_norm(x, weight, 1e-6).equal(expected.to(torch.bfloat16))
+
+
+def test_rope_is_a_rotation_of_complex_pairs() -> None:
+    torch.manual_seed(0)
+    x, angle = torch.randn(7, 3, HEAD_DIM, dtype=torch.float64), torch.randn(7, HEAD_DIM // 2, dtype=torch.float64)
+    turned = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle).unsqueeze(1)
+    torch.testing.assert_close(rope(x, angle.cos(), angle.sin()), torch.cat((turned.real, turned.imag), -1))

@@ -1,0 +1,145 @@
+"""The life of the process: drain on the first signal, exit on the second, and a clean failure when the model cannot be loaded.
+
+Each test runs a real process, once as plain uvicorn and once as the command line, since both must behave alike.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+HERE = Path(__file__).parent
+SLOW = {"text": "abcdefghij", "ignore_eos": True, "max_tokens": 60, "stream": True}
+ENDLESS = SLOW | {"max_tokens": 2000}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def process(kind: str, **settings: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    port = free_port()
+    command = {
+        "uvicorn": ["-m", "uvicorn", "serve_echo:app", "--port", str(port)],
+        "command line": ["serve_echo.py"],
+    }[kind]
+    environment = {**os.environ, "PYTHONPATH": f"{HERE.parent / 'src'}:{HERE}", "PORT": str(port), **settings}
+    child = subprocess.Popen(
+        [sys.executable, *command], cwd=HERE, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client:
+            yield child, client
+    finally:
+        child.kill()
+        sys.stdout.write(child.communicate()[0] or "")  # pytest shows it when the test fails
+
+
+def wait_for_status(client: httpx.Client, path: str, status: int) -> None:
+    end = time.monotonic() + 20
+    while True:
+        try:
+            if client.get(path).status_code == status:
+                return
+        except httpx.TransportError:
+            pass
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", ["uvicorn", "command line"])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_drains(kind: str, signum: signal.Signals) -> None:
+    with process(kind) as (child, client):
+        wait_for_status(client, "/ready", 200)
+        with client.stream("POST", "/generate", json=SLOW) as answer:
+            blocks = answer.iter_raw()
+            raw = next(blocks)
+            child.send_signal(signum)
+            with httpx.Client(base_url=client.base_url, timeout=20, trust_env=False) as other:
+                wait_for_status(other, "/ready", 503)
+                assert other.get("/health").json()["status"] == "draining"
+                refused = other.post("/generate", json=SLOW)
+                assert refused.status_code == 503
+                assert refused.headers["retry-after"]
+            raw += b"".join(blocks)
+        assert b'"finish_reason":"length"' in raw
+        assert raw.endswith(b"data: [DONE]\n\n")
+        output, _ = child.communicate(timeout=20)
+        assert "draining, 1 requests are open" in output
+        assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("kind", ["uvicorn", "command line"])
+def test_the_second_signal_exits_at_once(kind: str) -> None:
+    with process(kind) as (child, client):
+        wait_for_status(client, "/ready", 200)
+        with client.stream("POST", "/generate", json=ENDLESS) as answer:
+            blocks = answer.iter_raw()  # held: its end would close the connection
+            next(blocks)
+            child.send_signal(signal.SIGTERM)
+            with httpx.Client(base_url=client.base_url, timeout=20, trust_env=False) as other:
+                wait_for_status(other, "/ready", 503)
+            start = time.monotonic()
+            child.send_signal(signal.SIGINT)
+            assert child.wait(5) == 128 + signal.SIGINT
+            assert time.monotonic() - start < 2
+
+
+def test_what_outlives_the_drain_is_ended() -> None:
+    with process("command line", DRAIN_TIMEOUT_S="0.3") as (child, client):
+        wait_for_status(client, "/ready", 200)
+        with client.stream("POST", "/generate", json=ENDLESS) as answer:
+            blocks = answer.iter_raw()
+            raw = next(blocks)
+            child.send_signal(signal.SIGTERM)
+            raw += b"".join(blocks)
+        assert b'"code": "aborted"' in raw
+        assert raw.endswith(b"data: [DONE]\n\n")
+        child.wait(10)
+
+
+@pytest.mark.parametrize("kind", ["uvicorn", "command line"])
+def test_a_model_that_cannot_be_loaded_ends_the_process(kind: str) -> None:
+    with process(kind, SERVED_MODEL_NAME="broken") as (child, _):
+        output, _ = child.communicate(timeout=20)
+        assert child.returncode == 1
+        assert output.count("the model is broken in one line") == 1
+        assert "Traceback" not in output
+
+
+def test_the_address_is_printed() -> None:
+    with process("command line") as (child, client):
+        wait_for_status(client, "/ready", 200)
+        child.send_signal(signal.SIGTERM)
+        output, _ = child.communicate(timeout=20)
+        assert f"inference-server: http://localhost:{client.base_url.port}/" in output
+
+
+def test_importing_the_server_builds_nothing() -> None:
+    probe = (
+        "import sys, inference_server.server as s; assert 'app' not in vars(s); assert 'torch' not in sys.modules; "
+        "assert s.app is s.app and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True, env={**os.environ, "PYTHONPATH": str(HERE.parent / "src")}, cwd=HERE)
+
+
+def test_bad_settings_are_one_line() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "MAX_QUEUE_SIZE": "none"}
+    for command in (["-m", "uvicorn", "inference_server.server:app"], ["-m", "inference_server"]):
+        failed = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, cwd=HERE, timeout=20)
+        assert failed.returncode == 2
+        assert failed.stderr.count("\n") == 1
+        assert "MAX_QUEUE_SIZE" in failed.stderr
