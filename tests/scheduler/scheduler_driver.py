@@ -1,11 +1,11 @@
 """`Driver`: the engine's part in scheduler tests. Runs a scheduler over `FakeBackend`, with or without a step of overlap."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 
 from inference_server.backends.fake_backend import FakeBackend, FakeStep
 from inference_server.core.kv_layout import KVLayout, LayerGroup
-from inference_server.core.options import SchedulerOptions
+from inference_server.core.options import PrefillMode, SchedulerOptions
 from inference_server.core.plan import StepPlan
 from inference_server.core.request import FinishReason, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
@@ -33,6 +33,7 @@ class Driver:
         supports_mixed: bool = True,
         backend: FakeBackend | None = None,
     ) -> None:
+        self.options = options
         layout = KVLayout(groups, block_size, num_slabs)
         self.pool = BlockPool(layout)
         self.cache = CacheManager(self.pool)
@@ -45,15 +46,15 @@ class Driver:
         self.plans: list[StepPlan] = []
         self.unfinished: dict[str, ScheduledRequest] = {}
         self.stop_after: dict[str, int] = {}
-        self.ends: Counter[str] = Counter()
+        self.finished: list[ScheduledRequest] = []
         self.num_added = 0
 
     def add(self, prompt: Sequence[int], max_tokens: int = 4, *, stop_after: int = 1 << 30, priority: int = 0) -> ScheduledRequest:
         """Queue a request that stops, as by a stop string, with its output token number `stop_after`."""
         sampling = SamplingParams(max_tokens=max_tokens)
         request = ScheduledRequest(f"r{self.num_added}", list(prompt), sampling, arrival_time=float(self.num_added), priority=priority)
-        self.num_added += 1
         self.scheduler.add(request)
+        self.num_added += 1
         self.unfinished[request.request_id] = request
         self.stop_after[request.request_id] = stop_after
         self.check()
@@ -67,11 +68,13 @@ class Driver:
     def step(self) -> StepPlan | None:
         """One iteration: launch the next step, collect the oldest unless it may stay in flight."""
         was_idle = not self.in_flight
+        decoding = {request.request_id for request in self.scheduler._running}
         plan = self.scheduler.schedule(float(len(self.plans)))
         if plan is None:
             assert not (was_idle and self.scheduler.has_unfinished()), "unfinished requests, and nothing to run"
         else:
             self.plans.append(plan)
+            self._check_limits(plan, decoding)
             handle = self.backend.launch(plan)
             self.backend.sample(handle)
             self.in_flight.append((plan, handle))
@@ -89,12 +92,30 @@ class Driver:
             self.step()
         assert not self.unfinished, "requests that never end"
         assert self.pool.used_bytes == 0, "blocks outlive their requests"
+        for request in self.finished:
+            self.check_output(request)
 
     def check(self) -> None:
         self.scheduler.check_integrity(self.unfinished.values())
         for group in range(len(self.pool.layout.groups)):
             blocks = range(self.pool.layout.num_blocks(group))
             self.backend.poison(group, (block for block in blocks if not self.pool.ref_count(group, block)))
+
+    def _check_limits(self, plan: StepPlan, decoding: set[str]) -> None:
+        """decoding: the requests that were past their prompt before the plan was made."""
+        mode, options = self.scheduler._mode, self.options
+        prefills = [count for request, count in zip(plan.requests, plan.num_new_tokens, strict=True) if request.request_id not in decoding]
+        assert len(plan) <= options.max_batch_size
+        for request, start, count in zip(plan.requests, plan.starts, plan.num_new_tokens, strict=True):
+            assert start + count < request.num_prompt_tokens + request.sampling.max_tokens, "KV that no token needs"
+        if mode is not PrefillMode.MIXED:
+            assert not (prefills and len(prefills) < len(plan)), "prompts and decodes share a step"
+        if mode in (PrefillMode.MIXED, PrefillMode.CHUNKED):
+            assert max(prefills, default=0) <= options.prefill_chunk_size
+            assert plan.num_tokens <= options.max_batched_tokens
+        else:
+            assert plan.num_tokens <= options.max_batched_tokens or len(plan) == 1
+            assert mode is not PrefillMode.MONOLITHIC or len(prefills) <= 1
 
     def _collect(self) -> None:
         plan, handle = self.in_flight.popleft()
@@ -110,7 +131,7 @@ class Driver:
     def _note_ends(self) -> None:
         for request in [request for request in self.unfinished.values() if request.finished]:
             del self.unfinished[request.request_id]
-            self.ends[request.request_id] += 1
+            self.finished.append(request)
             self.check_output(request)
 
     def check_output(self, request: ScheduledRequest) -> None:

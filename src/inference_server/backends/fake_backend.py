@@ -14,7 +14,7 @@ from zlib import crc32
 
 from inference_server.core.kv_layout import KVLayout, LayerGroup
 from inference_server.core.model_spec import ModelSpec
-from inference_server.core.plan import StepKind, StepPlan, StepResult
+from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import ScheduledRequest
 
 PRINTABLE_ASCII = range(32, 127)
@@ -119,8 +119,6 @@ class FakeBackend:
         counts = plan.num_new_tokens
         if counts != sorted(counts, key=lambda count: count > 1):
             raise ValueError("rows of a single token must come first")
-        if plan.kind is StepKind.MIXED and not self._spec.supports_mixed:
-            raise ValueError("decodes and prompts share a step")
         if len({request.slot for request in plan.requests}) != len(plan) or any(request.slot < 0 for request in plan.requests):
             raise ValueError("slots are missing or shared")
         for request, start, count, samples in zip(plan.requests, plan.starts, counts, plan.samples, strict=True):

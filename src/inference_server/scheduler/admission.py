@@ -32,20 +32,27 @@ class AdmissionController:
     def open(self, prefilling: Iterable[ScheduledRequest], num_active: int, active_tokens: int, chunk_tokens: int) -> "AdmissionPass":
         """Start one scheduling pass over what is admitted already. chunk_tokens: the most one step computes of a prompt."""
         pending = [0] * len(self.cache.peak_blocks(0, 1))
+        recomputing = False
         for request in prefilling:
             pending = _add(pending, self.cache.pending_blocks(request, chunk_tokens))
-        return AdmissionPass(self, num_active, active_tokens, chunk_tokens, pending)
+            recomputing |= request.num_preemptions > 0
+        return AdmissionPass(self, num_active, active_tokens, chunk_tokens, pending, recomputing)
 
 
 @dataclass(slots=True)
 class AdmissionPass:
-    """What is left to give away in one scheduling pass. pending: blocks by group that are promised and not taken."""
+    """What is left to give away in one scheduling pass.
+
+    pending: blocks by group that are promised and not taken. recomputing: a preempted request computes its tokens again;
+    nobody joins until it is done, so that every preemption is followed by at least one new token.
+    """
 
     controller: AdmissionController
     num_active: int
     active_tokens: int
     chunk_tokens: int
     pending: list[int]
+    recomputing: bool
 
     def admit(self, request: ScheduledRequest) -> HoldReason | None:
         """Charge the request to this pass and return None, or say what holds it. An empty batch admits any request."""
@@ -55,11 +62,12 @@ class AdmissionPass:
         if self.num_active:
             if controller.max_active_tokens is not None and active_tokens > controller.max_active_tokens:
                 return HoldReason.ACTIVE_TOKENS
-            if not controller.cache.can_fit(pending, controller.spare_slabs):
+            if self.recomputing or not controller.cache.can_fit(pending, controller.spare_slabs):
                 return HoldReason.KV_BLOCKS
         self.num_active += 1
         self.active_tokens = active_tokens
         self.pending = pending
+        self.recomputing |= request.num_preemptions > 0
         return None
 
 

@@ -25,7 +25,8 @@ class ContinuousBatchScheduler:
 
     `_prefilling` and `_running` hold the admitted requests in the policy's order. Memory is taken from the worst-ranked row
     of both, but never from one in flight: `_resting` then makes it sit out until its step has returned and it can be
-    preempted. The best-ranked row thus always gets on, and runs alone if it must, which `add` made sure it can.
+    preempted. The best-ranked row thus always gets on, and runs alone if it must, which `add` made sure it can. One that is
+    alone and still goes short, for what it holds lies scattered over the slabs, gives that up too and starts over.
     """
 
     def __init__(
@@ -79,14 +80,17 @@ class ContinuousBatchScheduler:
         self._waiting_tokens += request.num_tokens
 
     def schedule(self, now: float) -> StepPlan | None:
+        """A pass that only took memory away, or only let a row rest, is followed by another, which finds the room."""
         resting, self._resting = self._resting, None
-        plan = self._build_plan(now, resting)
-        if not plan.requests and resting is not None:
-            plan = self._build_plan(now, None)
-        if not plan.requests:
-            return None
-        self._next_step_id += 1
-        return plan
+        while True:
+            preemptions_before = self._preemptions_total
+            plan = self._build_plan(now, resting)
+            if plan.requests:
+                self._next_step_id += 1
+                return plan
+            if resting is None and self._preemptions_total == preemptions_before:
+                return None
+            resting = None
 
     def update(self, plan: StepPlan, result: StepResult, stops: Mapping[str, FinishReason]) -> None:
         """A request that has all its max_tokens and is not in `stops` ends too, by LENGTH."""
