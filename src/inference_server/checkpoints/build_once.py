@@ -2,10 +2,13 @@
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
+from inference_server.checkpoints.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -14,11 +17,22 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
     """Return `target`, after `build(folder)` has filled it if it does not exist yet.
 
     The folder appears under its name only when complete. Processes that ask at once wait for the first; what an
-    interrupted run left behind is removed by the next.
+    interrupted run left behind is removed by the next. Raises `CheckpointError` if the disk refuses.
     """
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target):
+            if not target.is_dir():
+                _build(target, build)
+    except OSError as error:
+        raise CheckpointError(f"{target}: cannot be written ({error.strerror or error})") from error
+    return target
+
+
+@contextmanager
+def _locked(target: Path) -> Iterator[None]:
     lock = FileLock(target.with_name(target.name + ".lock"))
     try:
         lock.acquire(blocking=False)
@@ -26,11 +40,9 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
         logger.info("another process is preparing %s, waiting for it", target)
         lock.acquire()
     try:
-        if not target.is_dir():
-            _build(target, build)
+        yield
     finally:
         lock.release()
-    return target
 
 
 def _build(target: Path, build: Callable[[Path], None]) -> None:

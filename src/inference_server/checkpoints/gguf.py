@@ -152,9 +152,9 @@ def _read_directory(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, TensorIn
     num_tensors, num_keys = cursor.number("<Q"), cursor.number("<Q")
     metadata = {cursor.string(): cursor.value(cursor.number("<I")) for _ in range(num_keys)}
     entries = [_read_entry(cursor) for _ in range(num_tensors)]
-    alignment = int(metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
-    if alignment <= 0:
-        raise ValueError(f"alignment {alignment} is not positive")
+    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment <= 0:
+        raise ValueError(f"the alignment is {alignment!r}")
     base = -(-cursor.position // alignment) * alignment
     tensors = {name: TensorInfo(name, shape, fmt, base + offset) for name, shape, fmt, offset in entries}
     for info in tensors.values():

@@ -108,7 +108,7 @@ def _json_files(gguf: GGUFFile, greedy: bool) -> dict[str, Any]:
     metadata = gguf.metadata
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     special = {kind: metadata.get(f"tokenizer.ggml.{key}_token_id") for kind, key in _SPECIAL_TOKENS.items()}
-    eos_ids = sorted({special["eos"], metadata.get("tokenizer.ggml.eot_token_id", special["eos"])} - {None})
+    eos_ids = list(dict.fromkeys(index for index in (special["eos"], metadata.get("tokenizer.ggml.eot_token_id")) if index is not None))
     ids = {"bos_token_id": special["bos"], "eos_token_id": eos_ids, "pad_token_id": special["pad"]}
     sampling = {"do_sample": False, "temperature": 0.0} if greedy else {}
     return {

@@ -35,14 +35,15 @@ def decode_f32(blocks: Bytes) -> Floats:
 
 def decode_q8_0(blocks: Bytes) -> Floats:
     """d: half, q: int8[32]; x = d * q."""
-    return _half(blocks[:, :2]) * blocks[:, 2:].view(np.int8)
+    return _half(blocks[:, :2]) * blocks[:, 2:].view(np.int8).astype(np.float32)
 
 
 def decode_q5_0(blocks: Bytes) -> Floats:
     """d: half, high bits: uint32, low nibbles: uint8[16]; x = d * (q - 16)."""
     high = np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little")  # [n, 32]
     low = np.concatenate([blocks[:, 6:] & 0x0F, blocks[:, 6:] >> 4], axis=1)
-    return _half(blocks[:, :2]) * ((low | (high << 4)).astype(np.int8) - 16)
+    q: Floats = (low | (high << 4)).astype(np.float32) - 16
+    return _half(blocks[:, :2]) * q
 
 
 def decode_q4_k(blocks: Bytes) -> Floats:
@@ -53,9 +54,9 @@ def decode_q4_k(blocks: Bytes) -> Floats:
     scales = np.concatenate([low & 0x3F, (top & 0x0F) | (low >> 6 << 4)], axis=1)  # [n, 8]
     minima = np.concatenate([middle & 0x3F, (top >> 4) | (middle >> 6 << 4)], axis=1)
     nibbles = blocks[:, 16:].reshape(n, 4, 1, 32)
-    q = np.concatenate([nibbles & 0x0F, nibbles >> 4], axis=2).reshape(n, 8, 32)
-    scale = (_half(blocks[:, 0:2]) * scales)[:, :, None]
-    minimum = (_half(blocks[:, 2:4]) * minima)[:, :, None]
+    q: Bytes = np.concatenate([nibbles & 0x0F, nibbles >> 4], axis=2).reshape(n, 8, 32)
+    scale: Floats = (_half(blocks[:, 0:2]) * scales)[:, :, None]
+    minimum: Floats = (_half(blocks[:, 2:4]) * minima)[:, :, None]
     return (scale * q - minimum).reshape(n, 256)
 
 

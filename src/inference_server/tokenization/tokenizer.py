@@ -6,6 +6,7 @@ it gives what the library's own `decode` gives.
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,7 +47,7 @@ class Tokenizer:
         )
         if adds_bos is None:
             adds_bos = self.bos_token_id in inner.encode("").ids
-        self._adds_bos = adds_bos and self.bos_token_id is not None
+        self._prefix = [self.bos_token_id] if adds_bos and self.bos_token_id is not None else []
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
@@ -74,13 +75,10 @@ class Tokenizer:
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        if not (add_special_tokens and self._adds_bos):
-            return list(self._inner.encode(text, add_special_tokens=False).ids)
-        ids = self._inner.encode(text, add_special_tokens=True).ids
-        start = 0
-        while start < len(ids) and ids[start] == self.bos_token_id:
-            start += 1
-        return [self.bos_token_id, *ids[start:]]
+        ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
+        if not (add_special_tokens and self._prefix):
+            return ids
+        return self._prefix + list(dropwhile(lambda index: index == self.bos_token_id, ids))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = (index for index in ids if not (skip_special_tokens and self.is_special(index)))
