@@ -4,8 +4,8 @@ import asyncio
 from threading import Event
 
 import pytest
-from engine_fakes import EchoBackend, RecordList, VirtualClock, loaded
-from engine_serving import asking, held, serving, until
+from engine_fakes import RecordList, VirtualClock, loaded
+from engine_serving import asking, held, serving, slow, until
 
 from inference_server.core.errors import (
     EngineDeadError,
@@ -120,7 +120,7 @@ async def test_stop_drains_what_is_in_and_lets_nothing_more_in() -> None:
 
 
 async def test_stop_ends_what_does_not_finish_in_time() -> None:
-    backend, sink = EchoBackend(), RecordList()
+    backend, sink = slow(), RecordList()
     async with serving(loaded(backend), sink=sink) as engine:
         streams = [await engine.generate(asking("ab", ignore_eos=True, max_tokens=4000)) for _ in range(20)]
         await asyncio.wait_for(engine.stop(0.02), 2)
