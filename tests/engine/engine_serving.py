@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from time import monotonic
+from time import monotonic, sleep
 
 from engine_fakes import EchoBackend, RecordList, loaded
 
@@ -23,6 +23,11 @@ def held() -> EchoBackend:
     backend = EchoBackend()
     backend.gate.clear()
     return backend
+
+
+def slow() -> EchoBackend:
+    """A step takes 5 ms, so that a long answer outlives whatever a test does meanwhile."""
+    return EchoBackend(before_collect=lambda plan: sleep(0.005))
 
 
 async def text_of(engine: AsyncEngine, text: str, **fields: object) -> str:

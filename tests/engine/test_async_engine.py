@@ -5,7 +5,7 @@ from time import monotonic
 
 import pytest
 from engine_fakes import RecordList, loaded, scheduler_of
-from engine_serving import asking, freed, held, serving, text_of, until
+from engine_serving import asking, freed, held, serving, slow, text_of, until
 
 from inference_server.core.errors import (
     InvalidRequestError,
@@ -61,7 +61,7 @@ async def test_slow_reader_gets_one_merged_delta_and_holds_nobody_up() -> None:
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("overlap", [False, True])
 async def test_fifty_clients_that_vanish_leave_nothing_behind(overlap: bool, streaming: bool) -> None:
-    async with serving(loaded(scheduler=scheduler_of(8, 1024), overlap=overlap)) as engine:
+    async with serving(loaded(slow(), scheduler_of(8, 8192), overlap=overlap)) as engine:
 
         async def client(n: int) -> None:
             stream = await engine.generate(asking(f"{n}" * 50, ignore_eos=True, max_tokens=2000))
@@ -82,7 +82,7 @@ async def test_fifty_clients_that_vanish_leave_nothing_behind(overlap: bool, str
 
 async def test_aclose_ends_iteration_and_is_idempotent() -> None:
     sink = RecordList()
-    async with serving(sink=sink) as engine:
+    async with serving(loaded(slow()), sink=sink) as engine:
         stream = await engine.generate(asking("x" * 50, ignore_eos=True, max_tokens=2000))
         first = await anext(stream)
         await stream.aclose()
@@ -129,7 +129,7 @@ async def test_a_burst_never_lets_more_than_the_queue_size_wait() -> None:
 
 
 async def test_the_queue_holds_max_queue_size_beyond_the_rows_that_run() -> None:
-    async with serving(loaded(scheduler=scheduler_of(4)), EngineOptions(max_queue_size=6)) as engine:
+    async with serving(loaded(slow(), scheduler_of(4, 8192)), EngineOptions(max_queue_size=6)) as engine:
         streams = [await engine.generate(asking("ab", ignore_eos=True, max_tokens=900)) for _ in range(4)]
         await until(lambda: engine.snapshot.scheduler.num_active == 4)
         streams += [await engine.generate(asking("ab", ignore_eos=True, max_tokens=900)) for _ in range(6)]
@@ -161,7 +161,7 @@ async def test_bad_prompts_are_refused_and_give_their_place_back() -> None:
 
 async def test_queued_request_is_refused_at_its_admission_deadline_though_nothing_wakes_the_loop() -> None:
     options = EngineOptions(admission_deadline_s=0.05)
-    async with serving(loaded(scheduler=scheduler_of(1)), options) as engine:
+    async with serving(loaded(slow(), scheduler_of(1)), options) as engine:
         running = await engine.generate(asking("ab", ignore_eos=True, max_tokens=4000))
         await anext(running)
         with pytest.raises(OverloadedError):

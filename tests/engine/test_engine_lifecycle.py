@@ -4,8 +4,8 @@ import asyncio
 from threading import Event
 
 import pytest
-from engine_fakes import EchoBackend, RecordList, VirtualClock, loaded
-from engine_serving import asking, held, serving, until
+from engine_fakes import RecordList, VirtualClock, loaded
+from engine_serving import asking, held, serving, slow, until
 
 from inference_server.core.errors import (
     EngineDeadError,
@@ -16,6 +16,7 @@ from inference_server.core.errors import (
 from inference_server.core.generation import GenerationRequest
 from inference_server.core.options import EngineOptions
 from inference_server.core.plan import StepPlan
+from inference_server.core.request import FinishReason
 from inference_server.engine.async_engine import AsyncEngine, Health
 from inference_server.engine.engine import Engine, EngineState
 
@@ -119,13 +120,15 @@ async def test_stop_drains_what_is_in_and_lets_nothing_more_in() -> None:
 
 
 async def test_stop_ends_what_does_not_finish_in_time() -> None:
-    backend = EchoBackend()
-    async with serving(loaded(backend)) as engine:
+    backend, sink = slow(), RecordList()
+    async with serving(loaded(backend), sink=sink) as engine:
         streams = [await engine.generate(asking("ab", ignore_eos=True, max_tokens=4000)) for _ in range(20)]
         await asyncio.wait_for(engine.stop(0.02), 2)
         for stream in streams:
             with pytest.raises(RequestAbortedError):
                 await stream.collect()
+        assert engine.snapshot.cache.used_blocks == 0
+    assert [r.finish_reason for r in sink.requests] == [FinishReason.ABORT] * 20
     assert backend.closed
 
 
@@ -150,6 +153,7 @@ async def test_health_says_stalled_when_work_waits_and_no_step_ends() -> None:
     assert engine.health() == Health("idle", 1000)
     stream = await engine.generate(GenerationRequest("ab", clock.now))
     assert engine.health().status == "ok"
+    await until(lambda: backend.num_launches == 1)
     clock.now += 61
     assert engine.health().status == "stalled"
     engine.begin_drain()

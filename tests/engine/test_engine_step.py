@@ -286,3 +286,12 @@ def test_prompt_of_one_byte_of_a_character_does_not_leak_into_the_answer() -> No
     request.token_ids[:] = [TOKENIZER.bos_token_id, *"é".encode()[:1]]
     engine.add(request)
     assert merged(run_dry(engine)["r"]).text == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_first_space_of_an_answer_is_kept_where_the_vocabulary_marks_words() -> None:
+    class Marked(ByteTokenizer):
+        strips_leading_space = True
+
+    engine = engine_on(loaded(tokenizer=Marked()))
+    engine.add(scheduled(" a"))
+    assert merged(run_dry(engine)["r"]).text == " a"

@@ -78,3 +78,15 @@ async def test_close_all_ends_each_stream_once_and_quiet_follows() -> None:
     with pytest.raises(RequestAbortedError, match="over"):
         await stream.collect()
     assert registry.num_places == 0
+
+
+@pytest.mark.parametrize(("end", "aborts"), [(None, ["r"]), (FinishReason.STOP, [])])
+async def test_leaving_aborts_once_what_has_not_ended(end: FinishReason | None, aborts: list[str]) -> None:
+    seen: list[str] = []
+    stream = RequestStream("r", 1, seen.append)
+    stream.push(OutputDelta(text="a", finish_reason=end))
+    async with stream:
+        pass
+    await stream.aclose()
+    assert [delta async for delta in stream] == []
+    assert seen == aborts
