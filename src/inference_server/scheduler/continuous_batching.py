@@ -150,14 +150,12 @@ class ContinuousBatchScheduler:
     def _build_plan(self, now: float, resting: ScheduledRequest | None) -> StepPlan:
         """Modes other than `mixed` take turns between prompts and decodes while there are both."""
         plan = StepPlan(self._next_step_id, scheduled_time=now)
-        preemptions_before = self._preemptions_total
         mixed, prefill_turn = self._mode is PrefillMode.MIXED, self._prefill_turn
         self._prefill_turn = True
         if mixed or not prefill_turn:
             self._add_decodes(plan, resting)
         if mixed or not plan.requests:
-            if self._preemptions_total == preemptions_before and self._resting is None:
-                self._admit(now)
+            self._admit(now)
             self._add_prefills(plan, resting)
         if not mixed and prefill_turn:
             self._prefill_turn = not plan.requests
