@@ -68,7 +68,7 @@ class Driver:
     def step(self) -> StepPlan | None:
         """One iteration: launch the next step, collect the oldest unless it may stay in flight."""
         was_idle = not self.in_flight
-        decoding = {request.request_id for request in self.scheduler._running}
+        decoding = {request.request_id for request in self.scheduler._batch.running}
         plan = self.scheduler.schedule(float(len(self.plans)))
         if plan is None:
             assert not (was_idle and self.scheduler.has_unfinished()), "unfinished requests, and nothing to run"

@@ -5,7 +5,9 @@ from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.cache_manager import CacheManager
+from inference_server.scheduler.active_batch import ActiveBatch
 from inference_server.scheduler.admission import AdmissionController, AdmissionPass, HoldReason
+from inference_server.scheduler.policies import FCFSPolicy
 
 
 def make_request(num_tokens: int, name: str = "r") -> ScheduledRequest:
@@ -17,8 +19,12 @@ def make_controller(num_blocks: int = 10, **options: float | None) -> AdmissionC
     return AdmissionController(cache, **options)  # type: ignore[arg-type]
 
 
-def open_pass(controller: AdmissionController, *prefilling: ScheduledRequest, num_active: int = 1) -> AdmissionPass:
-    return controller.open(prefilling, num_active, active_tokens=0, chunk_tokens=4)
+def open_pass(controller: AdmissionController, *prefilling: ScheduledRequest) -> AdmissionPass:
+    """A pass over a batch of the given rows, or of one that needs nothing more."""
+    batch = ActiveBatch(8, FCFSPolicy().rank)
+    for request in prefilling or [make_request(0, "content")]:
+        batch.add(request)
+    return controller.open(batch, chunk_tokens=4)
 
 
 def test_the_whole_prompt_counts_not_its_first_chunk() -> None:
@@ -54,7 +60,7 @@ def test_active_tokens_are_capped() -> None:
 
 def test_an_empty_batch_admits_one_whatever_the_gates_say() -> None:
     controller = make_controller(max_active_tokens=1, watermark=0.5)
-    gate = open_pass(controller, num_active=0)
+    gate = controller.open(ActiveBatch(8, FCFSPolicy().rank), chunk_tokens=4)
     assert gate.admit(make_request(40)) is None
     assert gate.admit(make_request(1)) is HoldReason.ACTIVE_TOKENS
 

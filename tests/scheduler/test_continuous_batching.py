@@ -129,8 +129,9 @@ def test_the_victim_is_the_latest_of_the_lowest_priority_and_its_text_is_the_sam
 
 
 def test_with_overlap_a_better_row_waits_two_steps_for_the_victim_to_come_back() -> None:
-    driver = Driver(options(batch=2, budget=64), groups=two_groups(64), num_slabs=8, overlap=True)
-    first, second = driver.add([1] * 4, 30), driver.add([2] * 2, 30)
+    driver = Driver(options(batch=2, budget=64), groups=two_groups(64), block_size=8, num_slabs=8, overlap=True)
+    # When the first needs a block, the second can go on for 6 more steps.
+    first, second = driver.add([1] * 7, 40), driver.add([2], 40)
     step_until(driver, lambda: driver.scheduler._resting is not None)
     assert driver.scheduler._resting is second
     computed = first.num_computed_tokens
@@ -244,3 +245,20 @@ def test_one_wrong_block_id_turns_this_suite_red(group: int) -> None:
     driver.add([1, 2, 3, 4, 5], max_tokens=12)
     with pytest.raises(AssertionError, match="a wrong token"):
         driver.run()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_that_is_lost_costs_only_its_requests(overlap: bool) -> None:
+    driver = Driver(options(batch=2), overlap=overlap)
+    lost = [driver.add([1] * 3, 5), driver.add([2] * 3, 5)]
+    waiting = driver.add([3] * 3, 5)
+    driver.step()
+    plan = driver.scheduler.schedule(0.0)
+    assert plan is not None and plan.requests == lost
+    for request in plan.requests:
+        driver.scheduler.finish(request, FinishReason.ERROR)
+        del driver.unfinished[request.request_id]
+    driver.check()
+    driver.run()
+    assert waiting.num_output_tokens == 5
+    assert all(request.finish_reason is FinishReason.ERROR and request.num_tokens <= 4 for request in lost)

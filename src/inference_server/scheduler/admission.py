@@ -4,13 +4,13 @@ The whole prompt counts, not its first chunk, and so does what admitted prompts 
 watermark of free slabs lets running requests grow, and preemption is the answer when that was too little.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 
 from inference_server.core.request import ScheduledRequest
 from inference_server.kv_cache.cache_manager import CacheManager
+from inference_server.scheduler.active_batch import ActiveBatch
 
 
 class HoldReason(StrEnum):
@@ -29,14 +29,14 @@ class AdmissionController:
         self.max_active_tokens = max_active_tokens
         self.spare_slabs = ceil(watermark * cache.num_slabs)
 
-    def open(self, prefilling: Iterable[ScheduledRequest], num_active: int, active_tokens: int, chunk_tokens: int) -> "AdmissionPass":
+    def open(self, batch: ActiveBatch, chunk_tokens: int) -> "AdmissionPass":
         """Start one scheduling pass over what is admitted already. chunk_tokens: the most one step computes of a prompt."""
         pending = [0] * len(self.cache.peak_blocks(0, 1))
         recomputing = False
-        for request in prefilling:
+        for request in batch.prefilling:
             pending = _add(pending, self.cache.pending_blocks(request, chunk_tokens))
             recomputing |= request.num_preemptions > 0
-        return AdmissionPass(self, num_active, active_tokens, chunk_tokens, pending, recomputing)
+        return AdmissionPass(self, len(batch), batch.num_tokens, chunk_tokens, pending, recomputing)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,6 @@ recomputation of a preempted request. A row is in flight while its scheduled cou
 (`num_collected_tokens`). Pure book-keeping on the engine thread: no clock, no tensors, no threads.
 """
 
-from bisect import insort
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.records import CacheStats, SchedulerStats
 from inference_server.core.request import FinishReason, RequestStatus, ScheduledRequest
 from inference_server.kv_cache.cache_manager import CacheManager
+from inference_server.scheduler.active_batch import ActiveBatch
 from inference_server.scheduler.admission import AdmissionController, HoldReason
 from inference_server.scheduler.policies import FCFSPolicy
 from inference_server.scheduler.prefill_shape import shape_prefill
@@ -23,10 +23,10 @@ from inference_server.scheduler.prefill_shape import shape_prefill
 class ContinuousBatchScheduler:
     """Iteration-level batching behind `SchedulerInterface`.
 
-    `_prefilling` and `_running` hold the admitted requests in the policy's order. Memory is taken from the worst-ranked row
-    of both, but never from one in flight: `_resting` then makes it sit out until its step has returned and it can be
-    preempted. The best-ranked row thus always gets on, and runs alone if it must, which `add` made sure it can. One that is
-    alone and still goes short, for what it holds lies scattered over the slabs, gives that up too and starts over.
+    Admitted requests are served in the policy's order of rank. Memory is taken from the worst-ranked row, but never from one
+    in flight: as `_resting` that one sits out until its step has returned and it can be preempted. The best-ranked row thus
+    always gets on, and runs alone if it must, which `add` made sure it can. One that is alone and still goes short, for what
+    it holds lies scattered over the slabs, gives that up too and starts over.
     """
 
     def __init__(
@@ -52,15 +52,12 @@ class ContinuousBatchScheduler:
         self.max_request_tokens = cache.max_request_tokens(self._chunk if in_chunks else None)
         # No chunk is longer than any sequence that fits, so this is "no limit" where prompts are computed whole.
         self._max_chunk = self._chunk if in_chunks else self.max_request_tokens
-        self._prefilling: list[ScheduledRequest] = []
-        self._running: list[ScheduledRequest] = []
-        self._free_slots = list(range(options.max_batch_size - 1, -1, -1))
+        self._batch = ActiveBatch(options.max_batch_size, self._policy.rank)
         self._resting: ScheduledRequest | None = None
         self._hold_reason: HoldReason | None = None
         self._prefill_turn = True
         self._next_step_id = 1
         self._waiting_tokens = 0
-        self._active_tokens = 0
         self._admitted_total = 0
         self._preemptions_total = 0
 
@@ -124,7 +121,7 @@ class ContinuousBatchScheduler:
         request.num_inflight_tokens = 0
 
     def has_unfinished(self) -> bool:
-        return bool(self._running or self._prefilling or len(self._policy))
+        return len(self._batch) + len(self._policy) > 0
 
     def waiting(self) -> list[ScheduledRequest]:
         return list(self._policy)
@@ -135,13 +132,13 @@ class ContinuousBatchScheduler:
         held = {self._hold_reason.value: num_waiting} if num_waiting and self._hold_reason else {}
         return SchedulerStats(
             num_waiting=num_waiting,
-            num_prefilling=len(self._prefilling),
-            num_running=len(self._running),
+            num_prefilling=len(self._batch.prefilling),
+            num_running=len(self._batch.running),
             waiting_by_reason=held,
             admitted_total=self._admitted_total,
             preemptions_total=self._preemptions_total,
             waiting_tokens=self._waiting_tokens,
-            active_tokens=self._active_tokens,
+            active_tokens=self._batch.num_tokens,
         )
 
     def cache_stats(self) -> CacheStats:
@@ -150,14 +147,12 @@ class ContinuousBatchScheduler:
     def _build_plan(self, now: float, resting: ScheduledRequest | None) -> StepPlan:
         """Modes other than `mixed` take turns between prompts and decodes while there are both."""
         plan = StepPlan(self._next_step_id, scheduled_time=now)
-        preemptions_before = self._preemptions_total
         mixed, prefill_turn = self._mode is PrefillMode.MIXED, self._prefill_turn
         self._prefill_turn = True
         if mixed or not prefill_turn:
             self._add_decodes(plan, resting)
         if mixed or not plan.requests:
-            if self._preemptions_total == preemptions_before and self._resting is None:
-                self._admit(now)
+            self._admit(now)
             self._add_prefills(plan, resting)
         if not mixed and prefill_turn:
             self._prefill_turn = not plan.requests
@@ -170,7 +165,7 @@ class ContinuousBatchScheduler:
         block_size = self._cache.block_size
         add_request, add_start = plan.requests.append, plan.starts.append
         # Preemption takes rows off the end of this list only, so the iteration stays sound.
-        for request in self._running:
+        for request in self._batch.running:
             start = request.num_computed_tokens
             if start >= request.num_prompt_tokens + request.sampling.max_tokens - 1:
                 continue
@@ -185,11 +180,11 @@ class ContinuousBatchScheduler:
         num_rows = len(plan.requests)
         plan.num_new_tokens.extend([1] * num_rows)
         plan.samples.extend([True] * num_rows)
-        self._active_tokens += num_rows
+        self._batch.num_tokens += num_rows
 
     def _add_prefills(self, plan: StepPlan, resting: ScheduledRequest | None) -> None:
         """Share what is left of the budget among the admitted prompts."""
-        rows = [request for request in self._prefilling if request is not resting]
+        rows = [request for request in self._batch.prefilling if request is not resting and request is not self._resting]
         remaining = [len(request.token_ids) - request.num_computed_tokens for request in rows]
         shares = shape_prefill(self._mode, remaining, self._max_batched_tokens - len(plan), self._chunk)
         added: list[tuple[ScheduledRequest, int, int]] = []
@@ -199,50 +194,39 @@ class ContinuousBatchScheduler:
             start = request.num_computed_tokens
             if not self._grow(request, start + count):
                 break
-            self._advance(request, start + count)
+            request.num_computed_tokens = start + count
+            if start + count == len(request.token_ids):
+                self._batch.start_running(request)
             added.append((request, start, count))
         added.sort(key=lambda row: row[2] > 1)
         for request, start, count in added:
             plan.add(request, start, count, request.status is RequestStatus.RUNNING)
-
-    def _advance(self, request: ScheduledRequest, num_computed_tokens: int) -> None:
-        request.num_computed_tokens = num_computed_tokens
-        if num_computed_tokens == len(request.token_ids):
-            request.num_inflight_tokens = 1
-            request.status = RequestStatus.RUNNING
-            self._prefilling.remove(request)
-            insort(self._running, request, key=self._policy.rank)
-            self._active_tokens += 1
 
     def _admit(self, now: float) -> None:
         """Move waiting requests into free slots, in the policy's order, until one is held."""
         self._hold_reason = None
         if not len(self._policy):
             return
-        if not self._free_slots:
+        if self._batch.full:
             self._hold_reason = HoldReason.SLOTS
             return
-        num_active = len(self._prefilling) + len(self._running)
-        gate = self._admission.open(self._prefilling, num_active, self._active_tokens, self._max_chunk)
+        gate = self._admission.open(self._batch, self._max_chunk)
         while (request := self._policy.peek()) is not None:
-            self._hold_reason = gate.admit(request) if self._free_slots else HoldReason.SLOTS
+            self._hold_reason = HoldReason.SLOTS if self._batch.full else gate.admit(request)
             if self._hold_reason is not None:
                 return
             self._policy.pop()
-            request.slot = self._free_slots.pop()
-            request.status = RequestStatus.PREFILLING
+            self._waiting_tokens -= request.num_tokens
+            self._batch.add(request)
+            self._admitted_total += 1
             if request.admitted_time is None:
                 request.admitted_time = now
-            insort(self._prefilling, request, key=self._policy.rank)
-            self._admitted_total += 1
-            self._waiting_tokens -= request.num_tokens
-            self._active_tokens += request.num_tokens
 
     def _grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Get the blocks for the first `num_tokens` tokens, by preemption if need be. False if the row must sit this step out."""
         self._cache.drop_out_of_window(request)
         while not self._cache.extend(request, num_tokens):
-            victim = self._worst_ranked()
+            victim = self._batch.worst_ranked()
             if victim.num_computed_tokens > victim.num_collected_tokens:
                 self._resting = victim
                 return False
@@ -250,10 +234,6 @@ class ContinuousBatchScheduler:
             if victim is request:
                 return False
         return True
-
-    def _worst_ranked(self) -> ScheduledRequest:
-        last = [rows[-1] for rows in (self._running, self._prefilling) if rows]
-        return max(last, key=self._policy.rank)
 
     def _preempt(self, request: ScheduledRequest) -> None:
         """Take everything from a row with nothing in flight; it will compute its tokens anew."""
@@ -266,20 +246,14 @@ class ContinuousBatchScheduler:
         self._waiting_tokens += request.num_tokens
 
     def _release(self, request: ScheduledRequest) -> None:
-        (self._prefilling if request.status is RequestStatus.PREFILLING else self._running).remove(request)
-        self._active_tokens -= request.num_tokens
-        self._free_slots.append(request.slot)
-        request.slot = -1
+        self._batch.remove(request)
         self._cache.free(request)
 
     def check_integrity(self, unfinished: Iterable[ScheduledRequest]) -> None:
         """Account for every request of `unfinished`, slot, token and block. Raises AssertionError with what is off."""
-        active, waiting = self._prefilling + self._running, self.waiting()
+        active, waiting = self._batch.prefilling + self._batch.running, self.waiting()
         assert {id(r) for r in unfinished} == {id(r) for r in active + waiting}, "a request is lost, or not let go"
-        assert sorted([r.slot for r in active] + self._free_slots) == list(range(len(active) + len(self._free_slots))), "slots are off"
-        assert all(r.status is RequestStatus.PREFILLING for r in self._prefilling), "a status is off"
-        assert all(r.status is RequestStatus.RUNNING and r.num_computed_tokens == r.num_tokens - 1 for r in self._running), "a row is off"
         assert all(r.slot < 0 and r.num_computed_tokens == 0 for r in waiting), "a waiting request holds something"
-        assert self._active_tokens == sum(r.num_tokens for r in active), "the active tokens are off"
         assert self._waiting_tokens == sum(r.num_tokens for r in waiting), "the waiting tokens are off"
+        self._batch.check_integrity()
         self._cache.check_integrity(active)
