@@ -10,6 +10,7 @@ from inference_server.core.generation import ChatPrompt, GenerationRequest
 from inference_server.core.model_spec import GenerationDefaults
 from inference_server.core.options import EngineOptions
 from inference_server.engine.input_processor import InputProcessor
+from inference_server.tokenization.chat_template import ChatTemplate
 
 CHAT = ChatPrompt([{"role": "user", "content": "hi"}])
 
@@ -47,6 +48,14 @@ def test_sampling_takes_the_models_defaults_only_where_none_is_asked() -> None:
     defaults = GenerationDefaults(temperature=0.7, top_p=0.9, top_k=64, min_p=0.1)
     own = processor(defaults).process(GenerationRequest("a", 0.0, temperature=0.0, top_k=0)).sampling
     assert (own.temperature, own.top_p, own.top_k, own.min_p) == (0.0, 0.9, 0, 0.1)
+
+
+def test_only_the_answer_of_a_plain_dialogue_loses_its_leading_space() -> None:
+    model = replace(loaded(), template=ChatTemplate.plain(TOKENIZER), max_model_len=1000)
+    plain = InputProcessor(model, EngineOptions())
+    assert plain.process(GenerationRequest(CHAT, 0.0)).strip_leading_space
+    assert not plain.process(GenerationRequest("hi", 0.0)).strip_leading_space
+    assert not processor().process(GenerationRequest(CHAT, 0.0)).strip_leading_space
 
 
 def test_seeds_are_kept_or_drawn() -> None:

@@ -55,6 +55,11 @@ def test_requests() -> None:
     assert value(sink, "e2e_request_latency_seconds_count") == 3
     assert value(sink, "e2e_request_latency_seconds_sum") == pytest.approx(6.0)
     assert value(sink, "request_queue_time_seconds_sum") == pytest.approx(0.5)
+
+
+def test_first_tokens_count_with_their_step() -> None:
+    sink = PrometheusSink("m")
+    sink.on_step(StepRecord(1, StepKind.PREFILL, 0.0, 0.1, 2, 40, 2, 0, 0, (), (0.45, 0.5)))
     assert value(sink, "time_to_first_token_seconds_count") == 2
     assert value(sink, "time_to_first_token_seconds_bucket", le="0.4") == 0
     assert value(sink, "time_to_first_token_seconds_bucket", le="0.5") == 2

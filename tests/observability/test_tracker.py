@@ -19,9 +19,9 @@ class VirtualClock:
         return self.now
 
 
-def step(end_time: float, inter_token_s: tuple[float, ...], returned: int | None = None) -> StepRecord:
-    returned = len(inter_token_s) if returned is None else returned
-    return StepRecord(1, StepKind.DECODE, end_time, end_time, returned, returned, returned, 0, 0, inter_token_s)
+def step(end_time: float, inter_token_s: tuple[float, ...] = (), first_token_s: tuple[float, ...] = ()) -> StepRecord:
+    returned = len(inter_token_s) + len(first_token_s)
+    return StepRecord(1, StepKind.DECODE, end_time, end_time, returned, returned, returned, 0, 0, inter_token_s, first_token_s)
 
 
 def request(end_time: float, total_s: float = 2.0, ttft_s: float | None = 0.5, tokens: int = 4, error: str | None = None) -> RequestRecord:
@@ -43,12 +43,13 @@ def test_percentiles_are_within_a_buckets_width() -> None:
         assert summary[f"p{percent}"] == pytest.approx(1000 * ordered[len(ordered) * percent // 100], rel=0.03)
 
 
-def test_a_request_counts_in_ttft_tpot_and_e2e() -> None:
+def test_a_first_token_counts_at_once_and_the_request_when_it_ends() -> None:
     clock = VirtualClock()
     tracker = MetricsTracker(clock)
+    tracker.on_step(step(clock.now, first_token_s=(0.5,)))
+    assert tracker.summary()["ttft_ms"]["p50"] == pytest.approx(500, rel=0.03)
     tracker.on_request(request(clock.now))
     summary = tracker.summary()
-    assert summary["ttft_ms"]["p50"] == pytest.approx(500, rel=0.03)
     assert summary["tpot_ms"]["p50"] == pytest.approx(500, rel=0.03)
     assert summary["e2e_ms"]["p99"] == pytest.approx(2000, rel=0.03)
 
@@ -61,7 +62,6 @@ def test_failed_requests_and_single_tokens_do_not_bend_the_latencies() -> None:
     tracker.on_request(request(clock.now, tokens=1))
     summary = tracker.summary()
     assert summary["tpot_ms"]["p50"] is None
-    assert summary["ttft_ms"]["p50"] is not None
     assert summary["requests_per_s"] == 2.0
 
 

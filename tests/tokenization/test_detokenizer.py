@@ -70,4 +70,6 @@ def test_leading_space_goes_only_from_a_text_of_its_own(fallback: Tokenizer) -> 
     assert "".join(alone.push([i]) for i in ids) == " a b"
     continued = IncrementalDetokenizer(Stripping(), prompt_ids=[65])
     assert "".join(continued.push([i]) for i in ids) == "  a b"
+    answering = IncrementalDetokenizer(ByteTokenizer(), prompt_ids=[65], strip_leading_space=True)
+    assert "".join(answering.push([i]) for i in ids) == " a b"
     assert "".join(stream(fallback, [fallback.encode(" the")])) == " the"

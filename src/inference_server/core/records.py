@@ -12,7 +12,8 @@ from inference_server.core.request import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One collected step. inter_token_s: for each row that returned a token, seconds since its token before."""
+    """One collected step. Each row that returned a token is in one of the two: inter_token_s, seconds since its token before;
+    first_token_s, seconds since the request's arrival."""
 
     step_id: int
     kind: StepKind
@@ -24,6 +25,7 @@ class StepRecord:
     num_waiting: int
     num_preempted: int
     inter_token_s: tuple[float, ...] = ()
+    first_token_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

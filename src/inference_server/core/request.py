@@ -42,6 +42,7 @@ class ScheduledRequest:
     """State of one generation. Times are seconds of the engine's monotonic clock.
 
     token_ids: prompt, then the returned output tokens.
+    strip_leading_space: the first space of the answer belongs to the prompt's side of the dialogue and is not shown.
     num_computed_tokens: tokens whose KV has been scheduled (the "scheduled" counter).
     num_collected_tokens: leading tokens whose KV is known to be written and whose ids are known (the "returned" counter);
         only these may be shared or cached.
@@ -61,6 +62,7 @@ class ScheduledRequest:
     priority: int = 0
     admission_deadline: float = float("inf")
     deadline: float = float("inf")
+    strip_leading_space: bool = False
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
     num_collected_tokens: int = 0

@@ -47,6 +47,7 @@ class InputProcessor:
             fairness_key=request.fairness_key,
             cache_salt=request.cache_salt,
             priority=request.priority,
+            strip_leading_space=isinstance(request.prompt, ChatPrompt) and self._model.template.strip_leading_space,
         )
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
@@ -68,7 +69,7 @@ class InputProcessor:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out. Raises InvalidRequestError."""
-        return self._model.tokenizer.decode(self._checked(token_ids)) if token_ids else ""
+        return self._model.tokenizer.decode(self._checked(token_ids, "tokens")) if token_ids else ""
 
     def _render(self, prompt: ChatPrompt) -> str:
         if not prompt.messages:
@@ -78,12 +79,12 @@ class InputProcessor:
         except ChatTemplateError as error:
             raise InvalidRequestError(str(error), param="messages") from error
 
-    def _checked(self, token_ids: Sequence[int]) -> list[int]:
+    def _checked(self, token_ids: Sequence[int], param: str = "prompt") -> list[int]:
         if not token_ids:
-            raise InvalidRequestError("the prompt is empty", param="prompt")
+            raise InvalidRequestError("the prompt is empty", param=param)
         size = self._model.spec.vocab_size
         if min(token_ids) < 0 or max(token_ids) >= size:
-            raise InvalidRequestError(f"token ids must lie between 0 and {size - 1}", param="prompt")
+            raise InvalidRequestError(f"token ids must lie between 0 and {size - 1}", param=param)
         return list(token_ids)
 
     def _sampling(self, request: GenerationRequest, room: int) -> SamplingParams:

@@ -20,11 +20,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class StepOutputs:
-    """deltas and stops by request id; a delta of a request that failed carries its error. inter_token_s: as in `StepRecord`."""
+    """deltas and stops by request id; a delta of a request that failed carries its error. The times are those of `StepRecord`."""
 
     deltas: dict[str, OutputDelta] = field(default_factory=dict)
     stops: dict[str, FinishReason] = field(default_factory=dict)
     inter_token_s: list[float] = field(default_factory=list)
+    first_token_s: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -62,7 +63,9 @@ class OutputProcessor:
         self._states: dict[str, _TextState] = {}
 
     def add(self, request: ScheduledRequest) -> None:
-        detokenizer = IncrementalDetokenizer(self._tokenizer, prompt_ids=request.token_ids[-1:])
+        detokenizer = IncrementalDetokenizer(
+            self._tokenizer, prompt_ids=request.token_ids[-1:], strip_leading_space=request.strip_leading_space
+        )
         self._states[request.request_id] = _TextState(request, detokenizer, StopChecker(request.sampling.stop))
 
     def process(self, plan: StepPlan, result: StepResult, now: float) -> StepOutputs:
@@ -77,6 +80,7 @@ class OutputProcessor:
                 continue
             if request.last_token_time is None:
                 request.first_token_time = now
+                outputs.first_token_s.append(now - request.arrival_time)
             else:
                 outputs.inter_token_s.append(now - request.last_token_time)
             request.last_token_time = now

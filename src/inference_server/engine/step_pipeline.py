@@ -97,6 +97,7 @@ class StepPipeline:
             num_waiting=stats.num_waiting,
             num_preempted=stats.preemptions_total - self._num_preempted,
             inter_token_s=tuple(outputs.inter_token_s),
+            first_token_s=tuple(outputs.first_token_s),
         )
         self._num_preempted = stats.preemptions_total
         for sink in self._sinks:

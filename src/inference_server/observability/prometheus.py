@@ -74,6 +74,7 @@ class PrometheusSink(Collector):
     def on_step(self, record: StepRecord) -> None:
         self._generation_tokens += record.num_returned_tokens
         self._itl.observe(record.inter_token_s)
+        self._ttft.observe(record.first_token_s)
 
     def on_request(self, record: RequestRecord) -> None:
         self._finished[record.finish_reason.value] += 1
@@ -82,8 +83,6 @@ class PrometheusSink(Collector):
         self._e2e.observe((record.end_time - record.arrival_time,))
         if record.admitted_time is not None:
             self._queue.observe((record.admitted_time - record.arrival_time,))
-        if record.ttft_s is not None:
-            self._ttft.observe((record.ttft_s,))
 
     def observe_http(self, method: str, route: str, status: int, seconds: float) -> None:
         """One response. route: its template, never the path a client made up."""

@@ -53,9 +53,9 @@ class MetricsTracker:
     def on_step(self, record: StepRecord) -> None:
         slot = self._slot(record.end_time)
         slot.tokens += record.num_returned_tokens
-        counts = slot.itl
-        for seconds in record.inter_token_s:
-            counts[_bucket(seconds)] += 1
+        for counts, times in ((slot.itl, record.inter_token_s), (slot.ttft, record.first_token_s)):
+            for seconds in times:
+                counts[_bucket(seconds)] += 1
 
     def on_request(self, record: RequestRecord) -> None:
         slot = self._slot(record.end_time)
@@ -63,10 +63,8 @@ class MetricsTracker:
         if record.error_code is not None:
             return
         slot.e2e[_bucket(record.end_time - record.arrival_time)] += 1
-        if record.ttft_s is not None and record.first_token_time is not None:
-            slot.ttft[_bucket(record.ttft_s)] += 1
-            if record.output_tokens > 1:
-                slot.tpot[_bucket((record.end_time - record.first_token_time) / (record.output_tokens - 1))] += 1
+        if record.first_token_time is not None and record.output_tokens > 1:
+            slot.tpot[_bucket((record.end_time - record.first_token_time) / (record.output_tokens - 1))] += 1
 
     def count_rejection(self) -> None:
         """One generation answered 429 or 503. Called on the event loop."""

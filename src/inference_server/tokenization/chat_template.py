@@ -26,12 +26,19 @@ _PROBES = ("Apple", "7 days")  # share no first character, so no first token
 
 
 class ChatTemplate:
-    """A compiled template. `stop_strings` are those the template itself calls for, beside the model's end-of-turn ids."""
+    """A compiled template.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], stop_strings: tuple[str, ...] = ()) -> None:
+    `stop_strings` are those the template itself calls for, beside the model's end-of-turn ids. `strip_leading_space` says that an
+    answer starts with the space between the speaker's name and the text.
+    """
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], stop_strings: tuple[str, ...] = (), strip_leading_space: bool = False
+    ) -> None:
         """Raises `ChatTemplateError` if `source` is not valid Jinja."""
         self.source = source
         self.stop_strings = stop_strings
+        self.strip_leading_space = strip_leading_space
         self._special_tokens = special_tokens
         self._template = _compile(source)
 
@@ -39,7 +46,7 @@ class ChatTemplate:
     def plain(cls, tokenizer: TokenizerLike) -> Self:
         """The dialogue for models that bring no template."""
         source = (files("inference_server.tokenization") / "templates" / _PLAIN_TEMPLATE).read_text(encoding="utf-8")
-        return cls(source, tokenizer.special_tokens, _PLAIN_STOPS)
+        return cls(source, tokenizer.special_tokens, _PLAIN_STOPS, strip_leading_space=True)
 
     @classmethod
     def from_folder(cls, folder: Path, tokenizer: TokenizerLike, override: str | Path | None = None) -> Self:

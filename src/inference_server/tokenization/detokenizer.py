@@ -10,13 +10,15 @@ class IncrementalDetokenizer:
     """Collects bytes and emits them as text once they form whole characters.
 
     The concatenation of all `push` results and `flush` equals `tokenizer.decode` of all ids, however they were split. With
-    `prompt_ids` (any tail of the prompt will do) the text continues one, so its leading space is always kept.
+    `prompt_ids` (any tail of the prompt will do) the text continues one, so its leading space is kept; `strip_leading_space` drops it all the same.
     """
 
-    def __init__(self, tokenizer: TokenizerLike, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: TokenizerLike, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True, strip_leading_space: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
-        self._strip_space = tokenizer.strips_leading_space and not prompt_ids
+        self._strip_space = strip_leading_space or (tokenizer.strips_leading_space and not prompt_ids)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
