@@ -10,7 +10,8 @@ class IncrementalDetokenizer:
     """Collects bytes and emits them as text once they form whole characters.
 
     The concatenation of all `push` results and `flush` equals `tokenizer.decode` of all ids, however they were split. With
-    `prompt_ids` (any tail of the prompt will do) the text continues one, so its leading space is kept; `strip_leading_space` drops it all the same.
+    `prompt_ids` (any tail of the prompt will do) the text continues one, so its leading space is kept;
+    `strip_leading_space` drops it all the same.
     """
 
     def __init__(
