@@ -16,6 +16,7 @@ from torch import Tensor
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.plan import StepPlan
 from inference_server.core.request import ScheduledRequest
+from inference_server.kernels.reference import PagedAttention
 from inference_server.models.attention import AttentionMetadata, GroupMetadata
 
 IntArray = NDArray[np.int64]
@@ -57,17 +58,17 @@ class InputBatch:
             input_ids[self._to_device(cu_seqlens[rows + 1] - 1)] = last_token_ids[self._to_device(slots[rows])]
         max_seq_len = int(ends.max())
         width = ceil(max_seq_len / self._block_size)
+        cu_seqlens_q, seq_lens = self._to_device(cu_seqlens.astype(np.int32)), self._to_device(ends.astype(np.int32))
+        groups = []
+        for table, window in zip(self._tables, self._windows, strict=True):
+            slot_mapping = self._to_device(self._slot_mapping(table, slots.repeat(counts), positions))
+            block_tables = self._to_device(table[slots, :width])
+            attention = PagedAttention(block_tables, cu_seqlens_q, seq_lens, window, self._block_size)
+            groups.append(GroupMetadata(slot_mapping, block_tables, window, attention))
         metadata = AttentionMetadata(
-            groups=tuple(
-                GroupMetadata(
-                    slot_mapping=self._to_device(self._slot_mapping(table, slots.repeat(counts), positions)),
-                    block_tables=self._to_device(table[slots, :width]),
-                    window=window,
-                )
-                for table, window in zip(self._tables, self._windows, strict=True)
-            ),
-            cu_seqlens_q=self._to_device(cu_seqlens.astype(np.int32)),
-            seq_lens=self._to_device(ends.astype(np.int32)),
+            groups=tuple(groups),
+            cu_seqlens_q=cu_seqlens_q,
+            seq_lens=seq_lens,
             num_single=int((counts == 1).sum()),
             max_query_len=int(counts.max()),
             max_seq_len=max_seq_len,
