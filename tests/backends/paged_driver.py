@@ -102,7 +102,15 @@ class PagedDriver:
                 assert (token >= 0) == samples
                 if samples:
                     request.token_ids.append(token)
+        self.release(requests)
         return [request.output_token_ids for request in requests]
+
+    def release(self, requests: Sequence[ScheduledRequest]) -> None:
+        for request in requests:
+            for g, table in enumerate(request.block_tables):
+                for block in filter(None, table.block_ids):
+                    self.poison(g, block)
+                    self.free[g].insert(0, block)
 
     def generate_overlapped(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
         """As `generate`, but each step is launched while the one before it is uncollected: ids come from the device."""
