@@ -33,16 +33,18 @@ class RecordingSampler:
         return logits.argmax(-1)
 
 
-def options(max_batch_size: int = 16, dtype: str = "float32") -> ModelOptions:
-    return ModelOptions("tiny", None, Path(), device="cpu", dtype=dtype, max_batch_size=max_batch_size)
+def options(max_batch_size: int = 16, dtype: str = "float32", device: str = "cpu") -> ModelOptions:
+    return ModelOptions("tiny", None, Path(), device=device, dtype=dtype, max_batch_size=max_batch_size)
 
 
 class PagedDriver:
     """Runs prompts to the end through launch, sample and collect."""
 
-    def __init__(self, folder: Path, block_size: int = 4, num_blocks: int = 200, seed: int = 0, max_batch_size: int = 16) -> None:
+    def __init__(
+        self, folder: Path, block_size: int = 4, num_blocks: int = 200, seed: int = 0, max_batch_size: int = 16, device: str = "cpu"
+    ) -> None:
         self.sampler = RecordingSampler()
-        self.backend = PagedBackend(options(max_batch_size), folder, open_checkpoint, self.sampler)
+        self.backend = PagedBackend(options(max_batch_size, device=device), folder, open_checkpoint, self.sampler)
         self.spec = self.backend.load()
         self.layout = KVLayout.from_num_blocks(self.spec.groups, block_size, num_blocks)
         self.backend.allocate(self.layout)
@@ -102,7 +104,15 @@ class PagedDriver:
                 assert (token >= 0) == samples
                 if samples:
                     request.token_ids.append(token)
+        self.release(requests)
         return [request.output_token_ids for request in requests]
+
+    def release(self, requests: Sequence[ScheduledRequest]) -> None:
+        for request in requests:
+            for g, table in enumerate(request.block_tables):
+                for block in filter(None, table.block_ids):
+                    self.poison(g, block)
+                    self.free[g].insert(0, block)
 
     def generate_overlapped(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
         """As `generate`, but each step is launched while the one before it is uncollected: ids come from the device."""

@@ -1,6 +1,7 @@
 """The paged backend against transformers on a tiny Gemma 3 in fp32, over a poisoned arena with shuffled blocks."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,14 @@ def test_alone_batched_and_overlapped_give_the_tokens_of_transformers(
     assert PagedDriver(folder, seed=2).generate_overlapped(prompts, NEW_TOKENS) == expected
 
 
+@pytest.mark.gpu
+def test_on_cuda_the_tokens_are_the_same(folder: Path, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    driver = PagedDriver(folder, device="cuda")
+    assert driver.spec.supports_overlap
+    assert driver.generate(prompts, NEW_TOKENS, chunk=6) == expected
+    assert PagedDriver(folder, device="cuda", seed=2).generate_overlapped(prompts, NEW_TOKENS) == expected
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 4, 8, 13])
 def test_chunked_prefill_beside_decodes_gives_the_same_tokens(
     folder: Path, prompts: list[list[int]], expected: list[list[int]], chunk: int
@@ -134,6 +143,12 @@ def test_a_step_without_sampling_rows_returns_no_token(folder: Path) -> None:
     plan = StepPlan(0)
     driver.add(plan, driver.request([4] * 9, 3), 5)
     assert driver.run(plan).token_ids == [-1]
+
+
+def test_dummy_weights_need_no_checkpoint(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    backend = PagedBackend(replace(options(), load_format="dummy"), tmp_path, open_checkpoint, RecordingSampler())
+    assert backend.load().num_parameters == PagedDriver(folder).spec.num_parameters
 
 
 def test_the_spec_says_what_was_loaded(folder: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from inference_server.core.errors import ModelLoadError
+from inference_server.kernels.reference import PagedAttention
 from inference_server.models.attention import AttentionMetadata, GroupMetadata
 from inference_server.models.gemma3 import FULL, SLIDING, Gemma3, Gemma3Config
 from inference_server.models.weights import Weights
@@ -80,11 +81,14 @@ def logits_of(model: Gemma3, ids: Tensor) -> Tensor:
     num_blocks = -(-count // BLOCK)
     table = torch.arange(1, num_blocks + 1, dtype=torch.int32)[None]
     slots = torch.arange(count) + BLOCK
-    windows = (None, model.config.sliding_window)
+    cu_seqlens_q, seq_lens = torch.tensor([0, count], dtype=torch.int32), torch.tensor([count], dtype=torch.int32)
     metadata = AttentionMetadata(
-        groups=tuple(GroupMetadata(slots, table, window) for window in windows),
-        cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32),
-        seq_lens=torch.tensor([count], dtype=torch.int32),
+        groups=tuple(
+            GroupMetadata(slots, table, window, PagedAttention(table, cu_seqlens_q, seq_lens, window, BLOCK))
+            for window in (None, model.config.sliding_window)
+        ),
+        cu_seqlens_q=cu_seqlens_q,
+        seq_lens=seq_lens,
         num_single=0,
         max_query_len=count,
         max_seq_len=count,

@@ -16,6 +16,7 @@ from torch import Tensor
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.plan import StepPlan
 from inference_server.core.request import ScheduledRequest
+from inference_server.kernels.reference import PagedAttention
 from inference_server.models.attention import AttentionMetadata, GroupMetadata
 
 IntArray = NDArray[np.int64]
@@ -41,33 +42,35 @@ class InputBatch:
         width = ceil(max_model_len / layout.block_size)
         self._tables = [np.zeros((max_slots, width), dtype=np.int32) for _ in layout.groups]
         self._known = [[0] * max_slots for _ in layout.groups]  # block ids copied, by group and slot
-        self._tenants: list[tuple[ScheduledRequest, int] | None] = [None] * max_slots
+        self._tenants: list[ScheduledRequest | None] = [None] * max_slots
+        self._stays = [0] * max_slots  # the tenant's preemptions when its blocks were copied: it returns with others
 
     def build(self, plan: StepPlan, last_token_ids: Tensor) -> ModelInputs:
         """last_token_ids: int64 [max_slots] on the device, each slot's newest sampled token."""
-        slots = np.array([request.slot for request in plan.requests])
+        row_slots = [request.slot for request in plan.requests]
+        slots = np.array(row_slots)
         starts, counts = np.array(plan.starts), np.array(plan.num_new_tokens)
         ends, cu_seqlens = starts + counts, np.concatenate(([0], counts.cumsum()))
-        self._update_tables(plan.requests)
+        self._update_tables(plan.requests, row_slots)
         positions = np.arange(cu_seqlens[-1]) + (starts - cu_seqlens[:-1]).repeat(counts)
-        token_ids, on_device = _token_ids(plan, cu_seqlens)
+        token_ids, on_device = _token_ids(plan)
         input_ids = self._to_device(token_ids)
         if on_device:
             rows = np.array(on_device)
             input_ids[self._to_device(cu_seqlens[rows + 1] - 1)] = last_token_ids[self._to_device(slots[rows])]
         max_seq_len = int(ends.max())
         width = ceil(max_seq_len / self._block_size)
+        cu_seqlens_q, seq_lens = self._to_device(cu_seqlens.astype(np.int32)), self._to_device(ends.astype(np.int32))
+        groups = []
+        for table, window in zip(self._tables, self._windows, strict=True):
+            slot_mapping = self._to_device(self._slot_mapping(table, slots.repeat(counts), positions))
+            block_tables = self._to_device(table[slots, :width])
+            attention = PagedAttention(block_tables, cu_seqlens_q, seq_lens, window, self._block_size)
+            groups.append(GroupMetadata(slot_mapping, block_tables, window, attention))
         metadata = AttentionMetadata(
-            groups=tuple(
-                GroupMetadata(
-                    slot_mapping=self._to_device(self._slot_mapping(table, slots.repeat(counts), positions)),
-                    block_tables=self._to_device(table[slots, :width]),
-                    window=window,
-                )
-                for table, window in zip(self._tables, self._windows, strict=True)
-            ),
-            cu_seqlens_q=self._to_device(cu_seqlens.astype(np.int32)),
-            seq_lens=self._to_device(ends.astype(np.int32)),
+            groups=tuple(groups),
+            cu_seqlens_q=cu_seqlens_q,
+            seq_lens=seq_lens,
             num_single=int((counts == 1).sum()),
             max_query_len=int(counts.max()),
             max_seq_len=max_seq_len,
@@ -75,21 +78,20 @@ class InputBatch:
         sampling_tokens = cu_seqlens[1:][np.array(plan.samples, dtype=bool)] - 1
         return ModelInputs(input_ids, self._to_device(positions), metadata, self._to_device(sampling_tokens))
 
-    def _update_tables(self, requests: Sequence[ScheduledRequest]) -> None:
+    def _update_tables(self, requests: Sequence[ScheduledRequest], slots: list[int]) -> None:
         """Copy the block ids that are new since the slot's step before; all of them for a new or returning tenant.
 
         A block that has left the window becomes null in the request's table and stays stale here: no kernel reads it.
         """
-        tenants = self._tenants
-        for request in requests:
-            slot = request.slot
-            tenant = tenants[slot]
-            if tenant is None or tenant[0] is not request or tenant[1] != request.num_preemptions:
-                tenants[slot] = (request, request.num_preemptions)
+        tenants, stays = self._tenants, self._stays
+        for request, slot in zip(requests, slots, strict=True):
+            if tenants[slot] is not request or stays[slot] != request.num_preemptions:
+                tenants[slot], stays[slot] = request, request.num_preemptions
                 for known in self._known:
                     known[slot] = 0
-            for table, known, blocks in zip(self._tables, self._known, request.block_tables, strict=True):
-                block_ids = blocks.block_ids
+        for group, (table, known) in enumerate(zip(self._tables, self._known, strict=True)):
+            for request, slot in zip(requests, slots, strict=True):
+                block_ids = request.block_tables[group].block_ids
                 if len(block_ids) > known[slot]:
                     table[slot, known[slot] : len(block_ids)] = block_ids[known[slot] :]
                     known[slot] = len(block_ids)
@@ -102,7 +104,7 @@ class InputBatch:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
 
-def _token_ids(plan: StepPlan, cu_seqlens: IntArray) -> tuple[IntArray, list[int]]:
+def _token_ids(plan: StepPlan) -> tuple[IntArray, list[int]]:
     """The ids of all tokens, row after row, and the rows whose last id is still on the device (0 stands for it here)."""
     token_ids: list[int] = []
     on_device: list[int] = []

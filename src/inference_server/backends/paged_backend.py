@@ -26,7 +26,7 @@ from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.kernels.cpu_linear import compile_panel_kernel, pack_linear
 from inference_server.models.registry import Model, find_family, read_config
-from inference_server.models.weights import TensorSource, Weights
+from inference_server.models.weights import RandomWeights, TensorSource, Weights
 
 Sampler = Callable[[Tensor, Sequence[SamplingParams], Sequence[int]], Tensor]
 """logits fp32 [rows, vocab], parameters, and the index each token will have in its sequence, to ids int64 [rows] on the device."""
@@ -74,8 +74,7 @@ class PagedBackend:
             use_available_cores()
         config = family.config_from_dict(config_dict)
         try:
-            kernel = compile_panel_kernel() if self._device.type == "cpu" and dtype == torch.bfloat16 else None
-            weights = Weights(self._open_checkpoint(self._folder), self._device, dtype, partial(pack_linear, kernel=kernel))
+            weights = self._open_weights(dtype)
             self._model = family.model(config, weights)
         except (CheckpointError, torch.OutOfMemoryError) as error:
             raise ModelLoadError(str(error).splitlines()[0]) from error
@@ -142,6 +141,13 @@ class PagedBackend:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _open_weights(self, dtype: torch.dtype) -> Weights:
+        kernel = compile_panel_kernel() if self._device.type == "cpu" and dtype == torch.bfloat16 else None
+        make_linear = partial(pack_linear, kernel=kernel)
+        if self._options.load_format == "dummy":
+            return RandomWeights(self._device, dtype, make_linear)
+        return Weights(self._open_checkpoint(self._folder), self._device, dtype, make_linear)
 
     def _warm_up(self, num_groups: int) -> None:
         """One token through everything, its KV in the null block, so that no request waits for a library's first call."""

@@ -5,6 +5,8 @@ included, never reaches a result; and rows of very different lengths are not pad
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +38,8 @@ def write_kv(key: Tensor, value: Tensor, k: Tensor, v: Tensor, slot_mapping: Ten
     """
     block_size = key.shape[1]
     where = (slot_mapping // block_size, slot_mapping % block_size)
-    key[where] = k
-    value[where] = v
+    key[where] = k.to(key.dtype)
+    value[where] = v.to(value.dtype)
 
 
 def paged_attention(
@@ -57,26 +59,77 @@ def paged_attention(
     cu_seqlens_q: int32 [rows + 1], where each row's queries start. seq_lens: int32 [rows], tokens up to the last query.
     window: how many keys a query sees, its own included; None for all. Returns [tokens, num_heads, head_dim] in q's dtype.
     """
-    out = torch.empty_like(q)
-    starts, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
-    decodes: list[int] = []
-    for row, length in enumerate(lengths):
-        tokens = slice(starts[row], starts[row + 1])
-        if tokens.stop - tokens.start == 1:
-            decodes.append(row)
-        else:
-            out[tokens] = _prefill(q[tokens], key, value, block_tables[row], length, scale, window)
-    for rows, width in _packs(decodes, lengths, window):
-        index = torch.tensor(rows, device=q.device)
-        at = cu_seqlens_q[index]
-        out[at] = _decode(q[at], key, value, block_tables[index], seq_lens[index], width, scale, window)
-    return out
+    return PagedAttention(block_tables, cu_seqlens_q, seq_lens, window, key.shape[1])(q, key, value, scale)
+
+
+class _Read(NamedTuple):
+    """One attention call: which tokens ask, which slots they read, which of these each token sees (None: all, or causally)."""
+
+    tokens: slice | Tensor
+    slots: tuple[Tensor, Tensor]  # block and offset, each [rows, keys] for decode rows, [keys] for a chunk of one row
+    mask: Tensor | None
+    causal: bool
+
+
+class PagedAttention:
+    """`paged_attention` split in two: what to read is worked out here once, then each layer of the group calls it."""
+
+    def __init__(self, block_tables: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, window: int | None, block_size: int) -> None:
+        self._tables, self._window, self._block_size = block_tables, window, block_size
+        starts, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
+        counts = [stop - start for start, stop in pairwise(starts)]
+        singles = [row for row, count in enumerate(counts) if count == 1]
+        self._decodes = [self._decode_read(rows, width, starts, lengths) for rows, width in _packs(singles, lengths, window)]
+        self._chunks = [
+            self._chunk_read(row, first, min(first + QUERY_CHUNK, counts[row]), starts[row], lengths[row] - counts[row])
+            for row in range(len(lengths))
+            if counts[row] != 1
+            for first in range(0, counts[row], QUERY_CHUNK)
+        ]
+
+    def __call__(self, q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        out = torch.empty_like(q)
+        for read in self._decodes:
+            out[read.tokens] = _attend_decodes(q[read.tokens], key[read.slots], value[read.slots], read.mask, scale)
+        for read in self._chunks:
+            out[read.tokens] = _attend_chunk(q[read.tokens], key[read.slots], value[read.slots], read, scale)
+        return out
+
+    def _decode_read(self, rows: list[int], width: int, starts: list[int], lengths: list[int]) -> _Read:
+        """The last `width` keys of each row, or all it has."""
+        device = self._tables.device
+        total = torch.tensor([lengths[row] for row in rows], device=device).unsqueeze(1)
+        first = (total - self._window).clamp(min=0) if self._window else 0
+        positions = first + torch.arange(width, device=device)  # [rows, width]
+        same_length = all(min(lengths[row], self._window or lengths[row]) == width for row in rows)
+        mask = None if same_length else (positions < total)[:, None, None]
+        positions = positions.minimum(total - 1)  # padding repeats the row's last key
+        tables = self._tables[torch.tensor(rows, device=device)]
+        slots = (tables.gather(1, positions // self._block_size), positions % self._block_size)
+        in_order = starts[rows[0]] == 0 and rows == list(range(len(rows)))
+        tokens = slice(0, len(rows)) if in_order else torch.tensor([starts[row] for row in rows], device=device)
+        return _Read(tokens, slots, mask, causal=False)
+
+    def _chunk_read(self, row: int, first: int, stop: int, row_start: int, num_before: int) -> _Read:
+        """Queries [first, stop) of a row whose tokens start at row_start in the batch and at position num_before in the sequence."""
+        device = self._tables.device
+        queries = torch.arange(num_before + first, num_before + stop, device=device)
+        oldest = max(0, num_before + first - self._window + 1) if self._window else 0
+        keys = torch.arange(oldest, num_before + stop, device=device)
+        causal = num_before + first == 0 and stop <= (self._window or stop)
+        distance = queries.unsqueeze(1) - keys
+        mask = None if causal else (distance >= 0) & (distance < (self._window or num_before + stop))
+        slots = (self._tables[row][keys // self._block_size], keys % self._block_size)
+        return _Read(slice(row_start + first, row_start + stop), slots, mask, causal)
 
 
 def _packs(rows: list[int], lengths: list[int], window: int | None) -> Iterator[tuple[list[int], int]]:
-    """Rows of similar length that one call handles, and the most keys any of them sees."""
+    """Rows to handle in one call, and the most keys any of them sees: all together if that is little, else those of similar length."""
     seen = {row: min(lengths[row], window or lengths[row]) for row in rows}
     longest_last = sorted(rows, key=seen.__getitem__)
+    if rows and len(rows) * seen[longest_last[-1]] <= PACK_KEYS:
+        yield rows, seen[longest_last[-1]]
+        return
     while longest_last:
         width = seen[longest_last[-1]]
         count = max(1, PACK_KEYS // width)
@@ -84,44 +137,16 @@ def _packs(rows: list[int], lengths: list[int], window: int | None) -> Iterator[
         del longest_last[-count:]
 
 
-def _decode(
-    q: Tensor, key: Tensor, value: Tensor, block_tables: Tensor, seq_lens: Tensor, width: int, scale: float, window: int | None
-) -> Tensor:
-    """One query a row: q [rows, num_heads, head_dim] over the last `width` keys of each row at most."""
-    block_size, num_kv_heads = key.shape[1:3]
-    lengths = seq_lens.long().unsqueeze(1)
-    first = (lengths - window).clamp(min=0) if window else torch.zeros_like(lengths)
-    positions = first + torch.arange(width, device=q.device)  # [rows, width]
-    visible = positions < lengths
-    positions = positions.minimum(lengths - 1)  # padding repeats the row's last key
-    where = (block_tables.gather(1, positions // block_size), positions % block_size)
-    k, v = key[where].float().transpose(1, 2), value[where].float().transpose(1, 2)  # [rows, num_kv_heads, width, head_dim]
-    # The heads that share a KV head go in as its queries, so that keys are read once.
-    grouped = q.float().unflatten(1, (num_kv_heads, -1))
-    return F.scaled_dot_product_attention(grouped, k, v, attn_mask=visible[:, None, None], scale=scale).flatten(1, 2).to(q.dtype)
+def _attend_decodes(q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """One query a row: q [rows, num_heads, head_dim], key, value [rows, keys, num_kv_heads, head_dim], mask [rows, 1, 1, keys]."""
+    grouped = q.float().unflatten(1, (key.shape[2], -1))  # heads that share a KV head go in as its queries: keys are read once
+    k, v = key.float().transpose(1, 2), value.float().transpose(1, 2)
+    return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale).flatten(1, 2).to(q.dtype)
 
 
-def _prefill(q: Tensor, key: Tensor, value: Tensor, block_table: Tensor, length: int, scale: float, window: int | None) -> Tensor:
-    """The last len(q) tokens of one row of `length` tokens: q [tokens, num_heads, head_dim]."""
-    block_size, num_kv_heads = key.shape[1:3]
-    outputs = []
-    start = length - len(q)
-    for chunk in q.split(QUERY_CHUNK):
-        stop = start + len(chunk)
-        first = max(0, start - window + 1) if window else 0
-        positions = torch.arange(first, stop, device=q.device)
-        where = (block_table[positions // block_size], positions % block_size)
-        grouped = chunk.float().unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)  # [num_kv_heads, group, tokens, head_dim]
-        k, v = (kv[where].float().transpose(0, 1).unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for kv in (key, value))
-        causal = start == 0 and stop <= (window or stop)
-        mask = None if causal else _mask(start, stop, first, window, q.device)
-        chunk_out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, is_causal=causal, scale=scale)
-        outputs.append(chunk_out.permute(2, 0, 1, 3).flatten(1, 2))
-        start = stop
-    return torch.cat(outputs).to(q.dtype)
-
-
-def _mask(start: int, stop: int, first: int, window: int | None, device: torch.device) -> Tensor:
-    """Which keys [first, stop) the queries [start, stop) see: bool [queries, keys]."""
-    distance = torch.arange(start, stop, device=device).unsqueeze(1) - torch.arange(first, stop, device=device)
-    return (distance >= 0) & (distance < window) if window else distance >= 0
+def _attend_chunk(q: Tensor, key: Tensor, value: Tensor, read: _Read, scale: float) -> Tensor:
+    """Queries of one row: q [tokens, num_heads, head_dim], key, value [keys, num_kv_heads, head_dim], mask [tokens, keys]."""
+    grouped = q.float().unflatten(1, (key.shape[1], -1)).permute(1, 2, 0, 3)  # [num_kv_heads, group, tokens, head_dim]
+    k, v = (kv.float().transpose(0, 1).unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for kv in (key, value))
+    out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=read.mask, is_causal=read.causal, scale=scale)
+    return out.permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)

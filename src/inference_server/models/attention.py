@@ -3,12 +3,13 @@
 The backend builds one `AttentionMetadata` a step; every layer reads the part of its group. It is an argument, never a global.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from inference_server.kernels.reference import paged_attention, write_kv
+from inference_server.kernels.reference import write_kv
 
 
 class LayerKV(Protocol):
@@ -27,11 +28,13 @@ class GroupMetadata:
 
     slot_mapping: int64 [tokens], where each token's KV goes (block * block_size + offset).
     block_tables: int32 [rows, max_blocks of the step]. window: keys a query sees, its own included; None for all.
+    attention: (q, key, value, scale) to the attention output, the kernel that the backend chose, bound to this step.
     """
 
     slot_mapping: Tensor
     block_tables: Tensor
     window: int | None
+    attention: Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,4 +58,4 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, metadata: 
     group = metadata.groups[kv.group_of(layer)]
     key, value = kv.key(layer), kv.value(layer)
     write_kv(key, value, k, v, group.slot_mapping)
-    return paged_attention(q, key, value, group.block_tables, metadata.cu_seqlens_q, metadata.seq_lens, scale, group.window)
+    return group.attention(q, key, value, scale)

@@ -96,11 +96,12 @@ class Gemma3:
 
     def __init__(self, config: Gemma3Config, weights: Weights) -> None:
         self.config = config
-        self.dtype = weights.dtype
+        # On the CPU activations stay in fp32: converting them costs more than it saves, and the KV cache rounds anyway.
+        self.dtype = torch.float32 if weights.device.type == "cpu" else weights.dtype
         prefix = next((p for p in _PREFIXES if f"{p}.embed_tokens.weight" in weights), "model")
         text = weights.at(prefix)
         self.embedding = text.linear(config.hidden_size, embed_tokens=config.vocab_size)  # read by rows, and multiplied by as lm_head
-        self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=self.dtype).item()
+        self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype).item()
         self.layers = [Block(config, i, text.at(f"layers.{i}")) for i in range(len(config.layer_types))]
         self.norm = _norm(text, "norm", config.hidden_size, config)
         self.rotary = {t: RotaryAngles(config.head_dim, *config.rope[t], weights.device) for t in set(config.layer_types)}
@@ -108,7 +109,7 @@ class Gemma3:
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
         """input_ids, positions: int64 [tokens], the rows of `metadata` one after the other. Returns hidden [tokens, hidden_size]."""
-        x = self.embedding.rows(input_ids) * self.embedding_scale
+        x = self.embedding.rows(input_ids).to(self.dtype) * self.embedding_scale
         angles = {layer_type: rotary(positions, self.dtype) for layer_type, rotary in self.rotary.items()}
         for layer in self.layers:
             x = layer(x, angles[layer.layer_type], metadata, kv)

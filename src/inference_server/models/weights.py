@@ -82,3 +82,23 @@ class Weights:
             raise ModelLoadError(f"tensor {full_name} has the shape {tuple(tensor.shape)}, not {shape}")
         self._taken[full_name] = tensor.numel()
         return tensor
+
+
+class RandomWeights(Weights):
+    """Stands in for a checkpoint that holds whatever is asked for: small random values, to measure without weights."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, make_linear: Callable[[Tensor], Linear] = StockLinear) -> None:
+        super().__init__(_EmptySource(), device, dtype, make_linear)
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = torch.empty(shape, device=self.device, dtype=self.dtype).normal_(std=0.02)
+        self._taken[self._prefix + name] = tensor.numel()
+        return tensor
+
+
+class _EmptySource:
+    def names(self) -> list[str]:
+        return []
+
+    def tensor(self, name: str) -> Tensor:
+        raise KeyError(name)

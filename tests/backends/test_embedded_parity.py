@@ -1,0 +1,96 @@
+"""The embedded Gemma 3 270M in fp32, ours against transformers: greedy tokens and logits, alone and eight at a time.
+
+Transformers reads each finished sequence once; that its argmax after every token is the next one is the same as that it would
+have generated the sequence, and takes one forward instead of sixty-four.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from paged_driver import PagedDriver, RecordingSampler
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import Gemma3ForCausalLM
+
+from inference_server.checkpoints.embedded import prepare_embedded
+from inference_server.config import Settings
+from inference_server.core.sampling_params import SamplingParams
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
+
+NEW_TOKENS = 64
+BATCH = 8
+STRIDE = 64  # logits are compared at every 64th token of the vocabulary, to bound memory
+TEXTS = [
+    "The capital of France is",
+    "User: What is photosynthesis?\nAssistant:",
+    "def fibonacci(n):",
+    "Once upon a time, in a village by the sea,",
+    "1, 1, 2, 3, 5, 8,",
+    "Die Hauptstadt von Deutschland",
+    "東京は",
+    "import numpy as np\n\nx = np.",
+    "Water boils at",
+    "Dear Sir or Madam,\n\n",
+]
+FILLER = "The quick brown fox jumps over the lazy dog, and then the dog chases the fox around the old oak tree. "
+
+
+class StridedSampler(RecordingSampler):
+    def __call__(self, logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
+        self.logits.append(logits[:, ::STRIDE].clone())
+        return logits.argmax(-1)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return prepare_embedded(Settings(_env_file=None).cache_dir, progress=False)
+
+
+@pytest.fixture(scope="module")
+def prompts(folder: Path) -> list[list[int]]:
+    """Twenty, from a few tokens to beyond the window of 512."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    texts = TEXTS + [FILLER * (1 + i * i // 3) + text for i, text in enumerate(TEXTS)]
+    return [tokenizer.encode(text).ids for text in texts]
+
+
+@pytest.fixture(scope="module")
+def driver(folder: Path) -> PagedDriver:
+    driver = PagedDriver(folder, block_size=16, num_blocks=600, max_batch_size=BATCH)
+    driver.backend._sampler = driver.sampler = StridedSampler()
+    return driver
+
+
+@pytest.fixture(scope="module")
+def batched(driver: PagedDriver, prompts: list[list[int]]) -> tuple[list[list[int]], list[Tensor]]:
+    """Tokens, and logits [NEW_TOKENS, vocab / STRIDE], of every prompt."""
+    tokens: list[list[int]] = []
+    logits: list[Tensor] = []
+    for first in range(0, len(prompts), BATCH):
+        driver.sampler.logits.clear()
+        tokens += driver.generate(prompts[first : first + BATCH], NEW_TOKENS)
+        logits += torch.stack(driver.sampler.logits, dim=1).unbind()
+    return tokens, logits
+
+
+def test_batched_generation_is_that_of_transformers(
+    folder: Path, prompts: list[list[int]], batched: tuple[list[list[int]], list[Tensor]]
+) -> None:
+    assert len(prompts[-1]) > 512
+    reference = Gemma3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for prompt, tokens, logits in zip(prompts, *batched, strict=True):
+        with torch.inference_mode():
+            expected = reference(torch.tensor([prompt + tokens[:-1]]), logits_to_keep=NEW_TOKENS).logits[0]
+        assert expected.argmax(-1).tolist() == tokens
+        torch.testing.assert_close(logits, expected[:, ::STRIDE], atol=1e-3, rtol=0)
+
+
+def test_generation_alone_gives_the_same_tokens(
+    driver: PagedDriver, prompts: list[list[int]], batched: tuple[list[list[int]], list[Tensor]]
+) -> None:
+    for prompt, tokens in zip(prompts, batched[0], strict=True):
+        driver.sampler.logits.clear()
+        assert driver.generate([prompt], NEW_TOKENS) == [tokens]
