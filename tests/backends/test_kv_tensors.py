@@ -1,5 +1,8 @@
 """The arena's views: where a block lies, that groups do not overlap between slabs, and that copies take all layers."""
 
+import sys
+
+import psutil
 import pytest
 import torch
 
@@ -48,3 +51,11 @@ def test_copy_takes_all_layers_of_the_group_in_order() -> None:
 def test_an_element_size_that_differs_is_refused() -> None:
     with pytest.raises(ValueError, match="element size"):
         KVTensors(KVLayout((FULL,), block_size=4, num_slabs=2), torch.bfloat16, "cpu")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_an_arena_on_the_cpu_costs_no_memory_before_it_is_written() -> None:
+    before = psutil.Process().memory_info().rss
+    kv = KVTensors(KVLayout((FULL, WINDOW), block_size=4, num_slabs=400_000), torch.float32, "cpu")
+    assert kv.arena.numel() > 2**29
+    assert psutil.Process().memory_info().rss - before < 2**26

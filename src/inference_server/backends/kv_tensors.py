@@ -6,6 +6,7 @@ cache's business; this file only knows where a block lies.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ class KVTensors:
             raise ValueError(f"the layout's element size is not that of {dtype}")
         self.layout = layout
         self.dtype = dtype
-        self.arena = torch.zeros(layout.arena_bytes, dtype=torch.uint8, device=device)
+        self.arena = _zero_bytes(layout.arena_bytes, torch.device(device))
         self._blocks: list[Tensor] = []  # by group: [num_blocks, layers, 2, block_size, num_kv_heads, head_dim]
         self._place: dict[int, tuple[int, int]] = {}  # layer: (group, index in the group)
         for g, group in enumerate(layout.groups):
@@ -50,3 +51,10 @@ class KVTensors:
         """Copy whole blocks, all layers of the group, in order: a later copy may reuse an earlier one's source or target."""
         for group, src, dst in copies:
             self._blocks[group][dst].copy_(self._blocks[group][src])
+
+
+def _zero_bytes(size: int, device: torch.device) -> Tensor:
+    """uint8 [size]. numpy's zeros are the operating system's, without memory behind them; torch's are written at once."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(size, dtype=np.uint8))
+    return torch.zeros(size, dtype=torch.uint8, device=device)
