@@ -60,6 +60,15 @@ def test_greedy_takes_the_lower_id_and_ignores_the_rest() -> None:
     assert Sampler()(logits, [greedy, SamplingParams(top_k=1)], [0, 0]).tolist() == [123_456, 0]
 
 
+def test_the_lowest_temperatures_are_as_good_as_greedy() -> None:
+    logits = random_logits(3)
+    params = [SamplingParams(temperature=1e-30, seed=1), SamplingParams(temperature=1e-30, top_p=0.9), SamplingParams(temperature=1e-6)]
+    best = logits.argmax(-1).tolist()
+    assert Sampler()(logits, params, [0, 1, 2]).tolist() == best
+    keys = row_keys([p.seed for p in params], [0, 1, 2], logits.device)
+    assert _draw_rows(logits, params, keys, hash_tokens(torch.arange(1000))).tolist() == best
+
+
 def test_a_row_draws_alone_what_it_draws_in_a_batch() -> None:
     logits, sampler = random_logits(len(MIXED)), Sampler()
     positions = [3, 1, 4, 1, 5, 9]

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, Cache, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrainedModel
 
+from inference_server.backends.device import select_device, select_dtype, use_available_cores
 from inference_server.backends.paged_hf_cache import KVProbe
 from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import LayerGroup
@@ -26,7 +27,9 @@ class HFModel:
 
     def __init__(self, options: ModelOptions, folder: Path) -> None:
         """Raises ModelLoadError."""
-        self.device = pick_device(options.device)
+        self.device = select_device(options.device)
+        if self.device.type == "cpu":
+            use_available_cores()
         try:
             self._model = _load(options, folder).to(self.device).eval()
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
@@ -35,7 +38,7 @@ class HFModel:
         self.architecture = type(self._model).__name__
         self.dtype: torch.dtype = self._model.dtype
         self.num_parameters: int = self._model.num_parameters()
-        self.max_model_len: int = getattr(config, "max_position_embeddings", 0)
+        self.max_model_len = _max_model_len(config)
         window = getattr(config, "sliding_window", None)
         layer_types = getattr(config, "layer_types", None) or [SLIDING if window else FULL] * config.num_hidden_layers
         if unknown := set(layer_types) - {FULL, SLIDING}:
@@ -75,19 +78,16 @@ class HFModel:
         return logits.shape[-1], groups
 
 
-def pick_device(name: str) -> torch.device:
-    """The named device; "auto" takes CUDA, then MPS, then the CPU."""
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+def _max_model_len(config: PreTrainedConfig) -> int:
+    length: int | None = getattr(config, "max_position_embeddings", None)
+    if not length:
+        raise ModelLoadError(f"the config of {config.model_type} names no max_position_embeddings")
+    return length
 
 
 def _load(options: ModelOptions, folder: Path) -> PreTrainedModel:
-    dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype, None)
-    if not isinstance(dtype, str | torch.dtype):
-        raise ValueError(f"{options.dtype} is not a dtype")
+    """dtype "auto" is the checkpoint's own."""
+    dtype = "auto" if options.dtype == "auto" else select_dtype(options.dtype)
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     if options.load_format == "dummy":
         return AutoModelForCausalLM.from_config(config, dtype=config.dtype if dtype == "auto" else dtype)

@@ -4,7 +4,7 @@ The baseline that works for many models, not the fast one: single-token rows sha
 everything is done by the end of `sample`.
 """
 
-import os
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from inference_server.backends.device import free_bytes, step_errors
 from inference_server.backends.hf_model import HFModel
 from inference_server.backends.kv_tensors import KVTensors
 from inference_server.backends.paged_hf_cache import PagedHFCache, index_group
-from inference_server.core.errors import EngineDeadError, StepFailedError
+from inference_server.core.errors import EngineDeadError, ModelLoadError
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import ModelSpec
 from inference_server.core.options import ModelOptions
@@ -62,33 +63,35 @@ class TorchBackend:
         )
 
     def allocate(self, layout: KVLayout) -> None:
+        """Raises ModelLoadError when the arena does not fit."""
         model = self._loaded()
-        self._kv = KVTensors(layout, model.dtype, model.device)
-
-    @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> TorchStep:
         try:
-            return self._launch(plan)
-        except torch.AcceleratorError as error:
-            raise EngineDeadError(f"the device failed in step {plan.step_id}: {error}") from error
-        except (RuntimeError, ValueError, LookupError) as error:
-            raise StepFailedError(f"step {plan.step_id} failed: {error}") from error
+            self._kv = KVTensors(layout, model.dtype, model.device)
+        except RuntimeError as error:
+            raise ModelLoadError(f"a KV arena of {layout.arena_bytes / 2**30:.1f} GiB does not fit on {model.device}") from error
 
-    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> TorchStep:
+        """A plan that mixes decodes and prompts is run as several forwards."""
+        with step_errors(), torch.inference_mode():
+            return self._launch(plan)
+
     def sample(self, step: TorchStep) -> None:
         if step.logits is not None:
-            step.token_ids = self._sampler(step.logits, step.params, step.positions)
+            with step_errors(), torch.inference_mode():
+                step.token_ids = self._sampler(step.logits, step.params, step.positions)
             step.logits = None
 
     def collect(self, step: TorchStep) -> StepResult:
         token_ids = [-1] * step.num_rows
         if step.token_ids is not None:
-            for row, token_id in zip(step.rows, step.token_ids.tolist(), strict=True):
-                token_ids[row] = token_id
+            with step_errors():
+                for row, token_id in zip(step.rows, step.token_ids.tolist(), strict=True):
+                    token_ids[row] = token_id
         return StepResult(step.step_id, token_ids)
 
     def close(self) -> None:
         self._model = self._kv = None
+        gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -140,14 +143,3 @@ class TorchBackend:
         if self._kv is None:
             raise EngineDeadError("the backend has no KV arena: it was not allocated, or it was closed")
         return self._kv
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory a KV arena could take: the device's own, or for the CPU and MPS the machine's."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

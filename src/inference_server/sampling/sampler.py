@@ -55,7 +55,8 @@ class Sampler:
 
 def _draw_row(logits: Tensor, params: SamplingParams, key: Tensor, hashes: Tensor) -> int:
     """logits [V], key [1, 2], hashes [V]: noise is made for the allowed tokens only."""
-    values = logits / params.temperature
+    # With the maximum at zero, no temperature is too low to divide by.
+    values = (logits - logits.max()).div_(params.temperature)
     if not _restricted(params):
         return int(values.add_(gumbel(key, hashes)[0]).argmax())
     ids = allowed_tokens(values, params.top_k, params.top_p, params.min_p)
@@ -64,7 +65,8 @@ def _draw_row(logits: Tensor, params: SamplingParams, key: Tensor, hashes: Tenso
 
 def _draw_rows(logits: Tensor, params: Sequence[SamplingParams], keys: Tensor, hashes: Tensor) -> Tensor:
     """logits [R, V], keys [R, 2], hashes [V]: the same draw for all rows at once, without waiting for the device."""
-    values = logits / torch.tensor([p.temperature for p in params], device=logits.device).unsqueeze(1)
+    temperatures = torch.tensor([p.temperature for p in params], device=logits.device).unsqueeze(1)
+    values = (logits - logits.amax(-1, keepdim=True)).div_(temperatures)
     restricted = [row for row, p in enumerate(params) if _restricted(p)]
     if restricted:
         rows = torch.tensor(restricted, device=logits.device)
