@@ -91,6 +91,6 @@ def test_batched_generation_is_that_of_transformers(
 def test_generation_alone_gives_the_same_tokens(
     driver: PagedDriver, prompts: list[list[int]], batched: tuple[list[list[int]], list[Tensor]]
 ) -> None:
-    for prompt, tokens in zip(prompts, batched[0], strict=True):
+    for prompt, tokens in list(zip(prompts, batched[0], strict=True))[::3]:
         driver.sampler.logits.clear()
         assert driver.generate([prompt], NEW_TOKENS) == [tokens]

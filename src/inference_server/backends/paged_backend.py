@@ -4,7 +4,6 @@ It owns the weights, the arena and the newest token of every slot. A step is: bl
 logits of the rows that sample, their tokens. What a row may attend to is the plan's business, what a token costs the model's.
 """
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -138,7 +137,6 @@ class PagedBackend:
 
     def close(self) -> None:
         self._model = self._kv = self._batch = None
-        gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 QUERY_CHUNK = 512  # queries of one row handled at a time: a mask is [QUERY_CHUNK, keys], never [tokens, tokens]
-PACK_KEYS = 4096  # keys of decode rows gathered at a time, padding included: few enough to stay in the processor's cache
+PACK_KEYS = 2048  # keys of decode rows gathered at a time, padding included: few enough to stay in the cache
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
