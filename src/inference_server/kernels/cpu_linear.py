@@ -92,7 +92,10 @@ class PackedLinear:
         y = torch.empty(x.shape[0], self._panels.shape[0] * PANEL)
         if x.shape[0]:
             self._kernel(self._panels, x.float().contiguous(), y)
-        return y[:, : self._num_features].to(out_dtype or x.dtype)
+        if y.shape[1] != self._num_features:
+            y = y[:, : self._num_features]
+        dtype = out_dtype or x.dtype
+        return y if dtype is torch.float32 else y.to(dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
         return self._panels[ids // PANEL, :, ids % LANES, ids % PANEL // LANES]
