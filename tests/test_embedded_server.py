@@ -1,5 +1,6 @@
 """The product as its user meets it: `python -m inference_server` with no settings, the real weights, curl's and OpenAI's clients."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -55,3 +56,66 @@ def test_the_openai_client_works(url: str) -> None:
         streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert whole.choices[0].message.content == streamed
     assert "Paris" in streamed
+
+
+def test_health_answers_within_50_ms_while_32_requests_run(url: str) -> None:
+    async def scenario() -> list[float]:
+        limits = httpx.Limits(max_connections=64)
+        async with httpx.AsyncClient(base_url=url, timeout=300, trust_env=False, limits=limits) as client:
+            body = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
+            running = [asyncio.create_task(client.post("/generate", json=body | {"text": f"Tell me about {i}."})) for i in range(32)]
+            while (await client.get("/scheduler/stats")).json()["active_rows"] < 32:
+                await asyncio.sleep(0.05)
+            seconds = []
+            while not any(task.done() for task in running):
+                start = time.perf_counter()
+                assert (await client.get("/health")).status_code == 200
+                seconds.append(time.perf_counter() - start)
+                await asyncio.sleep(0.01)
+            assert all(answer.json()["tokens_generated"] == 24 for answer in await asyncio.gather(*running))
+            return seconds
+
+    seconds = sorted(asyncio.run(scenario()))
+    assert len(seconds) > 50
+    assert seconds[len(seconds) * 99 // 100] < 0.05
+
+
+def test_50_clients_that_vanish_leave_nothing_within_2_s(url: str) -> None:
+    async def start_and_leave(client: httpx.AsyncClient, index: int) -> None:
+        body = {"text": f"Count from {index}.", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        async with client.stream("POST", "/generate", json=body) as answer:
+            async for line in answer.aiter_lines():
+                if line:
+                    return
+
+    async def scenario() -> float:
+        limits = httpx.Limits(max_connections=64)
+        async with httpx.AsyncClient(base_url=url, timeout=300, trust_env=False, limits=limits) as client:
+            await asyncio.gather(*(start_and_leave(client, i) for i in range(50)))
+            start = time.monotonic()
+            while True:
+                scheduler, cache = (await client.get("/scheduler/stats")).json(), (await client.get("/cache/stats")).json()
+                if (scheduler["active_rows"], scheduler["queue_depth"], cache["used_blocks"]) == (0, 0, 0):
+                    return time.monotonic() - start
+                assert time.monotonic() - start < 2, (scheduler, cache)
+                await asyncio.sleep(0.02)
+
+    assert asyncio.run(scenario()) < 2
+
+
+def test_a_long_prompt_holds_up_the_next_request_by_one_chunk_at_most(url: str) -> None:
+    async def scenario() -> tuple[float, float]:
+        async with httpx.AsyncClient(base_url=url, timeout=300, trust_env=False) as client:
+            body = {"max_tokens": 1, "temperature": 0}
+            alone = (await client.post("/generate", json=body | {"text": "Hello"})).json()["ttft_ms"]
+            long = asyncio.create_task(client.post("/generate", json=body | {"text": "several words of a long story " * 600}))
+            while (await client.get("/scheduler/stats")).json()["prefilling"] < 1:
+                await asyncio.sleep(0.01)
+            beside = (await client.post("/generate", json=body | {"text": "Hello there"})).json()["ttft_ms"]
+            assert not long.done()
+            whole = (await long).json()
+            chunks = whole["prompt_tokens"] / 512
+            return (beside - alone) / 1000, whole["total_ms"] / 1000 / chunks
+
+    delay, chunk = asyncio.run(scenario())
+    assert delay < 2.5 * chunk  # what is left of the chunk that runs, and the chunk that shares its step
