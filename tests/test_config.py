@@ -1,12 +1,16 @@
 """Settings: where values come from, what is refused, and that every option dataclass gets them."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
+import inference_server
 from inference_server.config import AVAILABLE, Settings, as_text
 from inference_server.core.options import ApiOptions, CacheOptions, EngineOptions, ModelOptions, PrefillMode, SchedulerOptions
+
+OPTIONS = (ModelOptions, CacheOptions, SchedulerOptions, EngineOptions, ApiOptions)
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +69,12 @@ def test_comma_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [("false", False), ("0", False), ("true", True), ("1", True)])
-def test_booleans(text: str, value: bool) -> None:
-    assert Settings.from_cli(["--enable-prefix-cache", text]).enable_prefix_cache is value
+def test_booleans(capsys: pytest.CaptureFixture[str], text: str, value: bool) -> None:
+    argv = ["--enable-prefix-cache", text]
+    if value:
+        assert refusal(capsys, *argv) == "inference-server: ENABLE_PREFIX_CACHE: this version only takes false"
+    else:
+        assert Settings.from_cli(argv).enable_prefix_cache is False
 
 
 def test_log_level_takes_any_case() -> None:
@@ -144,24 +152,37 @@ def test_every_value_reaches_its_option() -> None:
     argv = {
         "model-name": "org/model", "model-revision": "v1", "model-cache-dir": "/weights", "served-model-name": "m", "backend": "hf",
         "device": "cuda:1", "dtype": "float16", "max-batch-size": "7", "max-batched-tokens": "77", "kv-cache-block-size": "32",
-        "kv-cache-num-blocks": "99", "kv-cache-memory-fraction": "0.5", "max-active-kv-tokens": "55", "enable-prefix-cache": "false",
+        "kv-cache-num-blocks": "99", "kv-cache-memory-fraction": "0.5", "max-active-kv-tokens": "55", "load-format": "dummy",
         "prefill-mode": "chunked", "prefill-chunk-size": "11", "max-model-len": "1234", "max-queue-size": "12",
         "admission-deadline-s": "3", "request-deadline-s": "4", "default-max-tokens": "13", "cors-origins": "http://a",
     }  # fmt: skip
     settings = Settings.from_cli([part for name, value in argv.items() for part in (f"--{name}", value)])
-    assert settings.model_options() == ModelOptions("org/model", "v1", Path("/weights"), "hf", "cuda:1", "float16", "auto", 7, 77)
-    assert settings.cache_options() == CacheOptions(32, 99, 0.5, 55, False)
-    assert settings.scheduler_options() == SchedulerOptions(7, 77, PrefillMode.CHUNKED, 11, "fcfs")
-    assert settings.engine_options() == EngineOptions(1234, 12, 7, 3.0, 4.0, 13)
+    assert settings.model_options() == ModelOptions("org/model", "v1", Path("/weights"), "hf", "cuda:1", "float16", "dummy", 7)
+    assert settings.cache_options() == CacheOptions(32, 99, 0.5, 55)
+    assert settings.scheduler_options() == SchedulerOptions(7, 77, PrefillMode.CHUNKED, 11)
+    assert settings.engine_options() == EngineOptions(1234, 12, 3.0, 4.0, 13)
     assert settings.api_options() == ApiOptions("m", ("http://a",))
 
 
 def test_every_option_field_is_filled_or_a_known_constant() -> None:
     constants = {"stall_after_s", "max_body_bytes", "ping_interval_s"}
-    renamed = {"block_size", "num_blocks", "memory_fraction", "max_active_tokens", "policy", "cache_dir"}
-    options = (ModelOptions, CacheOptions, SchedulerOptions, EngineOptions, ApiOptions)
-    names = {field.name for option in options for field in dataclasses.fields(option)}
+    renamed = {"block_size", "num_blocks", "memory_fraction", "max_active_tokens", "cache_dir"}
+    names = {field.name for option in OPTIONS for field in dataclasses.fields(option)}
     assert names - set(Settings.model_fields) == constants | renamed
+
+
+def test_every_option_field_is_read_by_some_part() -> None:
+    source = Path(inference_server.__file__).parent
+    text = "".join(path.read_text() for path in source.rglob("*.py") if path.name not in ("config.py", "options.py"))
+    names = {field.name for option in OPTIONS for field in dataclasses.fields(option)}
+    assert [name for name in names if not re.search(rf"\.{name}\b", text)] == []
+
+
+@pytest.mark.parametrize("name", sorted(Settings.model_fields))
+def test_every_setting_is_read_unless_it_has_one_value_so_far(name: str) -> None:
+    source = Path(inference_server.__file__).parent
+    text = "".join((source / file).read_text() for file in ("config.py", "server.py", "__main__.py"))
+    assert len(AVAILABLE.get(name, ())) == 1 or re.search(rf"(self|settings)\.{name}\b", text)
 
 
 @pytest.mark.parametrize(

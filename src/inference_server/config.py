@@ -24,9 +24,9 @@ AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "backend": ("auto", "custom", "hf"),
         "quantization": ("none",),
-        "load_format": ("auto",),
         "scheduling_policy": ("fcfs",),
         "eviction_policy": ("lru",),
+        "enable_prefix_cache": (False,),
         "custom_backend_compile": (False,),
         "cuda_graph_sizes": ((),),
         "ple_offload": (False,),
@@ -92,7 +92,7 @@ class Settings(BaseSettings):
     kv_cache_memory_fraction: float = Field(
         0.9, gt=0, le=1, description="Share of the memory the backend has to spare that the KV pool takes"
     )
-    enable_prefix_cache: bool = Field(True, description="Reuse the KV of prompt prefixes that were computed before")
+    enable_prefix_cache: bool = Field(False, description="Reuse the KV of prompt prefixes that were computed before")
     custom_backend_compile: bool = Field(False, description="torch.compile the custom forward")
     cuda_graph_sizes: Annotated[tuple[int, ...], NoDecode] = Field((), description="Batch sizes to capture as CUDA graphs, comma separated")
     ple_offload: bool = Field(False, description="Keep per-layer embeddings in host memory")
@@ -146,7 +146,6 @@ class Settings(BaseSettings):
             dtype=self.dtype,
             load_format=self.load_format,
             max_batch_size=self.max_batch_size,
-            max_batched_tokens=self.max_batched_tokens,
         )
 
     def cache_options(self) -> CacheOptions:
@@ -156,7 +155,6 @@ class Settings(BaseSettings):
             num_blocks=self.kv_cache_num_blocks,
             memory_fraction=self.kv_cache_memory_fraction,
             max_active_tokens=self.max_active_kv_tokens,
-            enable_prefix_cache=self.enable_prefix_cache,
         )
 
     def scheduler_options(self) -> SchedulerOptions:
@@ -166,7 +164,6 @@ class Settings(BaseSettings):
             max_batched_tokens=self.max_batched_tokens,
             prefill_mode=self.prefill_mode,
             prefill_chunk_size=self.prefill_chunk_size,
-            policy=self.scheduling_policy,
         )
 
     def engine_options(self) -> EngineOptions:
@@ -174,7 +171,6 @@ class Settings(BaseSettings):
         return EngineOptions(
             max_model_len=self.max_model_len,
             max_queue_size=self.max_queue_size,
-            max_batch_size=self.max_batch_size,
             admission_deadline_s=self.admission_deadline_s,
             request_deadline_s=self.request_deadline_s,
             default_max_tokens=self.default_max_tokens,

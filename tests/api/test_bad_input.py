@@ -52,6 +52,8 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str | None]] = [
     (TEXT, {"prompt": "x" * MAX_MODEL_LEN}, "prompt"),
     (NATIVE, {}, "text"),
     (NATIVE, {"text": ""}, "text"),
+    (NATIVE, {"text": "\ud800"}, "text"),
+    (NATIVE, {"text": "x" * MAX_MODEL_LEN}, "text"),
     (NATIVE, {"text": "a", "priority": "high"}, "priority"),
     (NATIVE, {"text": "a", "session_id": "s" * 257}, "session_id"),
     ("/tokenize", {}, None),

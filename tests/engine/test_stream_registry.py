@@ -20,7 +20,7 @@ def anyio_backend() -> str:
 
 async def read(registry: StreamRegistry, number: int, steps: int) -> list[list[OutputDelta]]:
     """The deltas that waiting readers get of `steps` quick steps, the last of them terminal."""
-    streams = [RequestStream(f"r{n}", 1, lambda request_id: None) for n in range(number)]
+    streams = [RequestStream(f"r{n}", lambda request_id: None) for n in range(number)]
     for stream in streams:
         registry.take_place()
         registry.open(stream)
@@ -53,7 +53,7 @@ async def test_deltas_are_merged_above_64_streams_alone(number: int, crowded: bo
 async def test_sleeping_readers_are_woken_without_another_step() -> None:
     registry = StreamRegistry()
     registry.bind(asyncio.get_running_loop())
-    streams = [RequestStream(f"r{n}", 1, lambda request_id: None) for n in range(70)]
+    streams = [RequestStream(f"r{n}", lambda request_id: None) for n in range(70)]
     for stream in streams:
         registry.take_place()
         registry.open(stream)
@@ -67,7 +67,7 @@ async def test_sleeping_readers_are_woken_without_another_step() -> None:
 async def test_close_all_ends_each_stream_once_and_quiet_follows() -> None:
     registry = StreamRegistry()
     registry.bind(asyncio.get_running_loop())
-    stream = RequestStream("r", 1, lambda request_id: None)
+    stream = RequestStream("r", lambda request_id: None)
     registry.take_place()
     registry.open(stream)
     waiting = asyncio.create_task(registry.wait_quiet())
@@ -83,7 +83,7 @@ async def test_close_all_ends_each_stream_once_and_quiet_follows() -> None:
 @pytest.mark.parametrize(("end", "aborts"), [(None, ["r"]), (FinishReason.STOP, [])])
 async def test_leaving_aborts_once_what_has_not_ended(end: FinishReason | None, aborts: list[str]) -> None:
     seen: list[str] = []
-    stream = RequestStream("r", 1, seen.append)
+    stream = RequestStream("r", seen.append)
     stream.push(OutputDelta(text="a", finish_reason=end))
     async with stream:
         pass

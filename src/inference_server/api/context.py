@@ -2,25 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import Depends, Request
 
 from inference_server.core.clock import Clock
 from inference_server.core.errors import ModelNotFoundError
 from inference_server.core.options import ApiOptions
+from inference_server.engine.async_engine import AsyncEngine
 from inference_server.observability.prometheus import PrometheusSink
 from inference_server.observability.tracker import MetricsTracker
-
-if TYPE_CHECKING:
-    from inference_server.engine.async_engine import AsyncEngine
 
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
     """clock: monotonic seconds, the engine's own. wall_clock: seconds since the epoch, only for `created` fields."""
 
-    engine: "AsyncEngine"
+    engine: AsyncEngine
     options: ApiOptions
     tracker: MetricsTracker
     prometheus: PrometheusSink

@@ -75,7 +75,7 @@ def json_error(status: int, body: bytes, headers: Mapping[str, str] | None = Non
 def engine_error_response(error: errors.InferenceServerError) -> Response:
     """The response for an engine's error. Retry-After is whole seconds, at least one."""
     status = status_of(error)
-    retry_after_s = getattr(error, "retry_after_s", 1.0)
+    retry_after_s = error.retry_after_s if isinstance(error, errors.TryLaterError) else 1.0
     headers = {"Retry-After": str(max(1, ceil(retry_after_s)))} if status in (429, 503) else None
     return json_error(status, engine_error_body(error), headers)
 

@@ -8,7 +8,7 @@ with `data: [DONE]`, after an error too.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from starlette.types import Receive
@@ -19,9 +19,7 @@ from inference_server.api.formats.base import ResponseFormat, event
 from inference_server.api.sse import DONE, PING, TokenStreamResponse
 from inference_server.core.generation import GenerationRequest
 from inference_server.core.outputs import OutputDelta
-
-if TYPE_CHECKING:
-    from inference_server.engine.request_stream import RequestStream
+from inference_server.engine.request_stream import RequestStream
 
 T = TypeVar("T")
 FormatFactory = Callable[[str], ResponseFormat]
@@ -66,7 +64,7 @@ async def _collect(context: ApiContext, generation: GenerationRequest) -> tuple[
         await tokens.aclose()
 
 
-async def _open(context: ApiContext, generation: GenerationRequest) -> tuple["RequestStream", asyncio.Future[OutputDelta]]:
+async def _open(context: ApiContext, generation: GenerationRequest) -> tuple[RequestStream, asyncio.Future[OutputDelta]]:
     tokens = await context.engine.generate(generation)
     first = asyncio.ensure_future(anext(tokens))
     try:
@@ -79,12 +77,12 @@ async def _open(context: ApiContext, generation: GenerationRequest) -> tuple["Re
     return tokens, first
 
 
-async def _close(tokens: "RequestStream", first: asyncio.Future[OutputDelta]) -> None:
+async def _close(tokens: RequestStream, first: asyncio.Future[OutputDelta]) -> None:
     first.cancel()
     await tokens.aclose()
 
 
-async def _events(tokens: "RequestStream", first: asyncio.Future[OutputDelta], response_format: ResponseFormat) -> AsyncIterator[bytes]:
+async def _events(tokens: RequestStream, first: asyncio.Future[OutputDelta], response_format: ResponseFormat) -> AsyncIterator[bytes]:
     if not first.done():
         yield PING
     delta = await first

@@ -11,13 +11,11 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from starlette.types import StatelessLifespan
 
-if TYPE_CHECKING:
-    from inference_server.engine.async_engine import AsyncEngine
+from inference_server.engine.async_engine import AsyncEngine
 
 WATCH_INTERVAL_S = 2.0
 FLUSH_S = 0.5
@@ -25,7 +23,7 @@ FLUSH_S = 0.5
 logger = logging.getLogger(__name__)
 
 
-def engine_lifespan(engine: "AsyncEngine", drain_timeout_s: float) -> StatelessLifespan[FastAPI]:
+def engine_lifespan(engine: AsyncEngine, drain_timeout_s: float) -> StatelessLifespan[FastAPI]:
     """The lifespan of an application that owns `engine`."""
 
     @asynccontextmanager
@@ -49,7 +47,7 @@ class GracefulExit:
     process on the spot.
     """
 
-    def __init__(self, engine: "AsyncEngine", drain_timeout_s: float) -> None:
+    def __init__(self, engine: AsyncEngine, drain_timeout_s: float) -> None:
         self._engine = engine
         self._drain_timeout_s = drain_timeout_s
         self._loop = asyncio.get_running_loop()
@@ -85,7 +83,7 @@ class GracefulExit:
         handler(signum, None)
 
 
-async def _exit_when_broken(engine: "AsyncEngine") -> None:
+async def _exit_when_broken(engine: AsyncEngine) -> None:
     """End the process, non-zero, once the engine is dead or stalled, so that an orchestrator restarts it. The engine has logged why."""
     ended = asyncio.create_task(engine.wait_ended())
     while not ended.done() and engine.health().status != "stalled":

@@ -4,7 +4,7 @@ Every file's header is checked when the folder is opened, so a missing or trunca
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,6 @@ class Checkpoint:
             raise CheckpointError(f"tensor {name} is missing from the checkpoint")
         tensor: torch.Tensor = self._shards[path].get_tensor(name)
         return tensor
-
-    def iter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All tensors, shard by shard, one in memory at a time."""
-        for name in self._shard_of:
-            yield name, self.tensor(name)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

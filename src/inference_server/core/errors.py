@@ -39,24 +39,24 @@ class ModelNotFoundError(InferenceServerError):
     code = "model_not_found"
 
 
-class OverloadedError(InferenceServerError):
-    """The queue is full, or the request waited longer than its admission deadline. `retry_after_s` is a hint in seconds."""
+class TryLaterError(InferenceServerError):
+    """Base of refusals that have nothing to do with the request itself. `retry_after_s` is a hint in seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class OverloadedError(TryLaterError):
+    """The queue is full, or the request waited longer than its admission deadline."""
 
     code = "overloaded"
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
-
-class NotReadyError(InferenceServerError):
-    """The model is still loading, or the server is draining. `retry_after_s` is a hint in seconds."""
+class NotReadyError(TryLaterError):
+    """The model is still loading, or the server is draining."""
 
     code = "not_ready"
-
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class DeadlineExceededError(InferenceServerError):

@@ -7,9 +7,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Messages to render through the model's chat template: role and content, in the OpenAI form."""
+    """Messages to render through the model's chat template: role and content, in the OpenAI form.
+
+    param: the field of the client's request that they came in, for errors to name.
+    """
 
     messages: Sequence[Mapping[str, Any]]
+    param: str = "messages"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ class ModelOptions:
     dtype: str = "auto"
     load_format: str = "auto"
     max_batch_size: int = 64
-    max_batched_tokens: int = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,6 @@ class CacheOptions:
     num_blocks: int | None = None
     memory_fraction: float = 0.9
     max_active_tokens: int | None = None
-    enable_prefix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,6 @@ class SchedulerOptions:
     max_batched_tokens: int = 2048
     prefill_mode: PrefillMode = PrefillMode.MIXED
     prefill_chunk_size: int = 512
-    policy: str = "fcfs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,6 @@ class EngineOptions:
 
     max_model_len: int | None = None
     max_queue_size: int = 256
-    max_batch_size: int = 64
     admission_deadline_s: float | None = 60.0
     request_deadline_s: float | None = 600.0
     default_max_tokens: int = 512

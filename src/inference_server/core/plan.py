@@ -40,7 +40,6 @@ class StepPlan:
     num_new_tokens: list[int] = field(default_factory=list)
     samples: list[bool] = field(default_factory=list)
     block_copies: list[BlockCopy] = field(default_factory=list)
-    scheduled_time: float = 0.0
 
     def add(self, request: ScheduledRequest, start: int, num_new_tokens: int, samples: bool) -> None:
         self.requests.append(request)

@@ -81,10 +81,6 @@ class AsyncEngine:
         return self._engine.model
 
     @property
-    def load_error(self) -> str | None:
-        return self._engine.load_error
-
-    @property
     def num_open(self) -> int:
         """Requests that were let in and have not ended: being tokenised, waiting or running."""
         return self._streams.num_places
@@ -129,11 +125,11 @@ class AsyncEngine:
     def check_admission(self) -> None:
         """Cheap enough to run before a body is read. Raises EngineDeadError, NotReadyError or OverloadedError."""
         if self._engine.state is EngineState.DEAD:
-            raise EngineDeadError(self._engine.load_error or "the engine has failed")
+            raise self._end_error()
         if self._draining or self._engine.state is EngineState.STOPPED:
             raise NotReadyError("the server is shutting down")
         if self._engine.state is EngineState.LOADING:
-            raise NotReadyError("the model is still loading", retry_after_s=_LOADING_RETRY_S)
+            raise _still_loading()
         # The snapshot is older than the count of places, and shows the rows of an ended request freed before its place is
         # given back: the difference never understates how many wait.
         num_waiting = self.num_open - self.snapshot.scheduler.num_active
@@ -158,7 +154,7 @@ class AsyncEngine:
             raise
         if not self._streams.num_streams:
             self._busy_since = self._clock()
-        stream = RequestStream(scheduled.request_id, scheduled.num_prompt_tokens, self._engine.abort)
+        stream = RequestStream(scheduled.request_id, self._engine.abort)
         self._streams.open(stream)
         self._engine.add(scheduled)
         return stream
@@ -218,5 +214,9 @@ class AsyncEngine:
 
     def _inputs(self) -> InputProcessor:
         if self._engine.model is None:
-            raise NotReadyError("the model is still loading", retry_after_s=_LOADING_RETRY_S)
+            raise _still_loading()
         return InputProcessor(self._engine.model, self._options)
+
+
+def _still_loading() -> NotReadyError:
+    return NotReadyError("the model is still loading", retry_after_s=_LOADING_RETRY_S)

@@ -18,9 +18,8 @@ class RequestStream:
     Leave early through `aclose`, or by leaving an `async with` block: that aborts the generation. All methods run on the loop.
     """
 
-    def __init__(self, request_id: str, prompt_tokens: int, abort: Callable[[str], None]) -> None:
+    def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
         self.request_id = request_id
-        self.prompt_tokens = prompt_tokens
         self._abort = abort
         self._pending: OutputDelta | None = None
         self._wakeup = asyncio.Event()

@@ -37,10 +37,6 @@ class BlockPool:
         """Blocks of the group that are referenced."""
         return self._num_used[group]
 
-    def num_available(self, group: int) -> int:
-        """Blocks the group could still take if no other group took any."""
-        return self._num_gaps[group] + len(self._free_slabs) * self._blocks_per_slab[group]
-
     def ref_count(self, group: int, block: int) -> int:
         return self._refs[group][block]
 

@@ -146,7 +146,7 @@ class ContinuousBatchScheduler:
 
     def _build_plan(self, now: float, resting: ScheduledRequest | None) -> StepPlan:
         """Modes other than `mixed` take turns between prompts and decodes while there are both."""
-        plan = StepPlan(self._next_step_id, scheduled_time=now)
+        plan = StepPlan(self._next_step_id)
         mixed, prefill_turn = self._mode is PrefillMode.MIXED, self._prefill_turn
         self._prefill_turn = True
         if mixed or not prefill_turn:

@@ -94,7 +94,7 @@ class Tokenizer:
 
 
 class ByteTokenizer:
-    """One id a byte, then begin and end of sequence: for tests, and for serving a model that has no vocabulary."""
+    """One id a byte, then begin and end of sequence: for `FakeBackend`, which has no vocabulary."""
 
     vocab_size = 258
     bos_token_id = 256
