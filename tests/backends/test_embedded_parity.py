@@ -4,25 +4,22 @@ Transformers reads each finished sequence once; that its argmax after every toke
 have generated the sequence, and takes one forward instead of sixty-four.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from paged_driver import PagedDriver, RecordingSampler
+from paged_driver import PagedDriver
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import Gemma3ForCausalLM
 
 from inference_server.checkpoints.embedded import prepare_embedded
 from inference_server.config import Settings
-from inference_server.core.sampling_params import SamplingParams
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 
 NEW_TOKENS = 64
 BATCH = 8
-STRIDE = 64  # logits are compared at every 64th token of the vocabulary, to bound memory
 TEXTS = [
     "The capital of France is",
     "User: What is photosynthesis?\nAssistant:",
@@ -36,12 +33,6 @@ TEXTS = [
     "Dear Sir or Madam,\n\n",
 ]
 FILLER = "The quick brown fox jumps over the lazy dog, and then the dog chases the fox around the old oak tree. "
-
-
-class StridedSampler(RecordingSampler):
-    def __call__(self, logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
-        self.logits.append(logits[:, ::STRIDE].clone())
-        return logits.argmax(-1)
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +50,12 @@ def prompts(folder: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def driver(folder: Path) -> PagedDriver:
-    driver = PagedDriver(folder, block_size=16, num_blocks=600, max_batch_size=BATCH)
-    driver.backend._sampler = driver.sampler = StridedSampler()
-    return driver
+    return PagedDriver(folder, block_size=16, num_blocks=600, max_batch_size=BATCH)
 
 
 @pytest.fixture(scope="module")
 def batched(driver: PagedDriver, prompts: list[list[int]]) -> tuple[list[list[int]], list[Tensor]]:
-    """Tokens, and logits [NEW_TOKENS, vocab / STRIDE], of every prompt."""
+    """Tokens, and logits [NEW_TOKENS, vocab], of every prompt."""
     tokens: list[list[int]] = []
     logits: list[Tensor] = []
     for first in range(0, len(prompts), BATCH):
@@ -85,12 +74,12 @@ def test_batched_generation_is_that_of_transformers(
         with torch.inference_mode():
             expected = reference(torch.tensor([prompt + tokens[:-1]]), logits_to_keep=NEW_TOKENS).logits[0]
         assert expected.argmax(-1).tolist() == tokens
-        torch.testing.assert_close(logits, expected[:, ::STRIDE], atol=1e-3, rtol=0)
+        torch.testing.assert_close(logits, expected, atol=1e-3, rtol=0)
 
 
 def test_generation_alone_gives_the_same_tokens(
     driver: PagedDriver, prompts: list[list[int]], batched: tuple[list[list[int]], list[Tensor]]
 ) -> None:
-    for prompt, tokens in list(zip(prompts, batched[0], strict=True))[::3]:
+    for prompt, tokens in zip(prompts, batched[0], strict=True):
         driver.sampler.logits.clear()
         assert driver.generate([prompt], NEW_TOKENS) == [tokens]
