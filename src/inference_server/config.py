@@ -25,8 +25,7 @@ AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "backend": ("auto", "custom", "hf"),
         "quantization": ("none",),
         "scheduling_policy": ("fcfs",),
-        "eviction_policy": ("lru",),
-        "enable_prefix_cache": (False,),
+        "eviction_policy": ("lru", "sink_lru"),
         "custom_backend_compile": (False,),
         "cuda_graph_sizes": ((),),
         "ple_offload": (False,),
@@ -86,13 +85,15 @@ class Settings(BaseSettings):
     )
     prefill_chunk_size: int = Field(512, gt=0, description="Most prompt tokens of one request in one forward")
     scheduling_policy: Literal["fcfs", "fair"] = Field("fcfs", description="fcfs or fair")
-    eviction_policy: Literal["lru", "sink_lru", "h2o"] = Field("lru", description="lru, sink_lru or h2o")
+    eviction_policy: Literal["lru", "sink_lru", "h2o"] = Field(
+        "lru", description="Which cached prefixes go first: lru, sink_lru (the starts of prompts last) or h2o"
+    )
     kv_cache_block_size: int = Field(16, gt=0, le=256, description="Tokens per KV block, a power of two")
     kv_cache_num_blocks: int | None = Field(None, gt=1, description="Blocks of the KV pool; unset: by KV_CACHE_MEMORY_FRACTION")
     kv_cache_memory_fraction: float = Field(
         0.9, gt=0, le=1, description="Share of the memory the backend has to spare that the KV pool takes"
     )
-    enable_prefix_cache: bool = Field(False, description="Reuse the KV of prompt prefixes that were computed before")
+    enable_prefix_cache: bool = Field(True, description="Reuse the KV of prompt prefixes that were computed before")
     custom_backend_compile: bool = Field(False, description="torch.compile the custom forward")
     cuda_graph_sizes: Annotated[tuple[int, ...], NoDecode] = Field((), description="Batch sizes to capture as CUDA graphs, comma separated")
     ple_offload: bool = Field(False, description="Keep per-layer embeddings in host memory")
@@ -155,6 +156,8 @@ class Settings(BaseSettings):
             num_blocks=self.kv_cache_num_blocks,
             memory_fraction=self.kv_cache_memory_fraction,
             max_active_tokens=self.max_active_kv_tokens,
+            prefix_cache=self.enable_prefix_cache,
+            eviction_policy=self.eviction_policy,
         )
 
     def scheduler_options(self) -> SchedulerOptions:

@@ -48,7 +48,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
         group, block = data.draw(st.sampled_from(sorted(+self.refs)))
-        self.pool.share(group, block)
+        self.pool.share(group, [block])
         self.refs[group, block] += 1
 
     @precondition(lambda self: +self.refs)
@@ -135,11 +135,11 @@ def test_an_owner_finds_the_gaps_in_all_its_slabs() -> None:
 def test_a_freed_block_is_gone_for_good() -> None:
     pool = make_pool()
     ((block,), _) = pool.allocate("a", [1, 0]) or pytest.fail("an empty pool has a block")
-    pool.share(0, block)
+    pool.share(0, [block])
     pool.release(0, [block])
     assert pool.ref_count(0, block) == 1
     pool.release(0, [block])
-    for misuse in (lambda: pool.release(0, [block]), lambda: pool.share(0, block), lambda: pool.release(0, [0])):
+    for misuse in (lambda: pool.release(0, [block]), lambda: pool.share(0, [block]), lambda: pool.release(0, [0])):
         with pytest.raises(ValueError, match="not live"):
             misuse()
 

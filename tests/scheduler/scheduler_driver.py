@@ -11,6 +11,8 @@ from inference_server.core.request import FinishReason, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.cache_manager import CacheManager
+from inference_server.kv_cache.eviction import EvictionPolicy
+from inference_server.kv_cache.prefix_cache import PrefixCache
 from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
 
 
@@ -20,7 +22,7 @@ def two_groups(window: int) -> tuple[LayerGroup, ...]:
 
 
 class Driver:
-    """After every call all books are checked and all free blocks hold poison."""
+    """After every call all books are checked and all free blocks hold poison. eviction: with a prefix cache of this policy."""
 
     def __init__(
         self,
@@ -32,11 +34,12 @@ class Driver:
         overlap: bool = False,
         supports_mixed: bool = True,
         backend: FakeBackend | None = None,
+        eviction: EvictionPolicy | None = None,
     ) -> None:
         self.options = options
         layout = KVLayout(groups, block_size, num_slabs)
         self.pool = BlockPool(layout)
-        self.cache = CacheManager(self.pool)
+        self.cache = CacheManager(self.pool, PrefixCache(self.pool, eviction) if eviction else None)
         self.scheduler = ContinuousBatchScheduler(self.cache, options, supports_mixed=supports_mixed)
         self.backend = backend or FakeBackend(groups, supports_mixed=supports_mixed, supports_overlap=overlap)
         self.backend.load()
@@ -49,10 +52,12 @@ class Driver:
         self.finished: list[ScheduledRequest] = []
         self.num_added = 0
 
-    def add(self, prompt: Sequence[int], max_tokens: int = 4, *, stop_after: int = 1 << 30, priority: int = 0) -> ScheduledRequest:
+    def add(
+        self, prompt: Sequence[int], max_tokens: int = 4, *, stop_after: int = 1 << 30, priority: int = 0, salt: str = ""
+    ) -> ScheduledRequest:
         """Queue a request that stops, as by a stop string, with its output token number `stop_after`."""
-        sampling = SamplingParams(max_tokens=max_tokens)
-        request = ScheduledRequest(f"r{self.num_added}", list(prompt), sampling, arrival_time=float(self.num_added), priority=priority)
+        name, sampling, arrival = f"r{self.num_added}", SamplingParams(max_tokens=max_tokens), float(self.num_added)
+        request = ScheduledRequest(name, list(prompt), sampling, arrival, priority=priority, cache_salt=salt)
         self.scheduler.add(request)
         self.num_added += 1
         self.unfinished[request.request_id] = request
@@ -99,7 +104,8 @@ class Driver:
         self.scheduler.check_integrity(self.unfinished.values())
         for group in range(len(self.pool.layout.groups)):
             blocks = range(self.pool.layout.num_blocks(group))
-            self.backend.poison(group, (block for block in blocks if not self.pool.ref_count(group, block)))
+            free = (b for b in blocks if not (self.pool.ref_count(group, b) or self.pool.is_kept(group, b)))
+            self.backend.poison(group, free)
 
     def _check_limits(self, plan: StepPlan, decoding: set[str]) -> None:
         """decoding: the requests that were past their prompt before the plan was made."""

@@ -16,8 +16,10 @@ from scheduler_driver import Driver, two_groups
 from inference_server.core.errors import PromptTooLongError
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.core.options import PrefillMode, SchedulerOptions
+from inference_server.kv_cache.eviction import LRU, SinkLRU
 
 FULL_ONLY = (LayerGroup((0,), 1, 1, 1),)
+POLICIES = (None, LRU(), SinkLRU(1))
 GROUPS = (FULL_ONLY, two_groups(1), two_groups(3), two_groups(4), two_groups(9))
 
 
@@ -37,6 +39,7 @@ def drivers(draw: st.DrawFn) -> Driver:
         num_slabs=draw(st.integers(3, 16)),
         overlap=draw(st.booleans()),
         supports_mixed=draw(st.booleans()),
+        eviction=draw(st.sampled_from(POLICIES)),
     )
 
 

@@ -72,9 +72,10 @@ class SchedulerStats:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """A snapshot of the block pool, in slab-weighted bytes and in blocks of the first layer group.
+    """A snapshot of the block pool, in bytes and in blocks of the first layer group.
 
-    used: referenced by running requests; cached: reusable, unreferenced; free: neither.
+    used: referenced by running requests; cached: reusable, unreferenced; free: neither. hit and miss: prompt tokens that the
+    prefix cache had, or had not, each counted once, at first admission.
     """
 
     total_blocks: int = 0
@@ -83,6 +84,7 @@ class CacheStats:
     free_blocks: int = 0
     total_bytes: int = 0
     used_bytes: int = 0
+    cached_bytes: int = 0
     hit_tokens: int = 0
     miss_tokens: int = 0
     evicted_blocks: int = 0

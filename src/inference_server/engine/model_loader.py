@@ -14,8 +14,7 @@ from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import GenerationDefaults, ModelSpec
 from inference_server.core.options import CacheOptions, ModelOptions, SchedulerOptions
 from inference_server.engine.loaded_model import LoadedModel
-from inference_server.kv_cache.block_pool import BlockPool
-from inference_server.kv_cache.cache_manager import CacheManager
+from inference_server.kv_cache.factory import create_cache
 from inference_server.scheduler.admission import AdmissionController
 from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
 from inference_server.tokenization.chat_template import ChatTemplate
@@ -66,7 +65,7 @@ class ModelLoader:
         return LoadedModel(backend, scheduler, tokenizer, template, spec, defaults, length, template_prefix_len)
 
     def _create_scheduler(self, layout: KVLayout, spec: ModelSpec) -> ContinuousBatchScheduler:
-        cache = CacheManager(BlockPool(layout))
+        cache = create_cache(layout, self._cache)
         admission = AdmissionController(cache, max_active_tokens=self._cache.max_active_tokens)
         return ContinuousBatchScheduler(cache, self._scheduler, supports_mixed=spec.supports_mixed, admission=admission)
 

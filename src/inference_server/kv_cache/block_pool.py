@@ -1,10 +1,13 @@
-"""`BlockPool`: which slabs belong to which layer group, and how often each block is referenced.
+"""`BlockPool`: which slabs belong to which layer group, and who still wants each block.
 
-A slab is opened for a group when the group needs it and goes back when the last of its blocks dies, so the groups share the
-arena without fixed shares. Slabs remember the owner that opened them: an owner fills its own slabs, then fresh ones, and
-the gaps in slabs of others only when nothing else is left. Knows nothing of requests, tables or prefixes.
+A block lives while it is used, by any number of references, or kept for later. One that is only kept is free for the asking:
+its keeper has to drop it when an allocation falls short. A slab is opened for a group when the group needs it and goes back
+when the last of its blocks dies, so the groups share the arena without fixed shares. Slabs remember the owner that opened
+them: an owner fills its own slabs, then fresh ones, and the gaps in slabs of others only when nothing else is left. Knows
+nothing of requests, tables or prefixes.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from inference_server.core.kv_layout import KVLayout
@@ -13,7 +16,7 @@ _NO_GROUP = -1
 
 
 class BlockPool:
-    """Ref-counted blocks of all layer groups of one arena. Taking and returning a block cost O(1)."""
+    """Ref-counted blocks of all layer groups of one arena. Taking, keeping and returning a block cost O(1)."""
 
     def __init__(self, layout: KVLayout) -> None:
         """Raises ValueError if the arena has no slab beside the reserved one."""
@@ -23,6 +26,7 @@ class BlockPool:
         self.layout = layout
         self._blocks_per_slab = [layout.blocks_per_slab(g) for g in range(num_groups)]
         self._refs = [[0] * layout.num_blocks(g) for g in range(num_groups)]
+        self._kept = [bytearray(layout.num_blocks(g)) for g in range(num_groups)]
         self._free_slabs = list(range(layout.num_slabs - 1, 0, -1))
         self._slab_group = [_NO_GROUP] * layout.num_slabs
         self._slab_owner: list[str | None] = [None] * layout.num_slabs
@@ -32,6 +36,9 @@ class BlockPool:
         self._gappy_by_owner: dict[str, list[dict[int, None]]] = {}
         self._num_gaps = [0] * num_groups
         self._num_used = [0] * num_groups
+        self._num_unused = [0] * num_groups  # kept, and without a reference
+        self._slab_used = [0] * layout.num_slabs
+        self._num_used_slabs = [0] * num_groups
 
     def num_used(self, group: int) -> int:
         """Blocks of the group that are referenced."""
@@ -39,6 +46,9 @@ class BlockPool:
 
     def ref_count(self, group: int, block: int) -> int:
         return self._refs[group][block]
+
+    def is_kept(self, group: int, block: int) -> bool:
+        return bool(self._kept[group][block])
 
     @property
     def num_free_slabs(self) -> int:
@@ -50,13 +60,23 @@ class BlockPool:
         return sum(used * self.layout.block_bytes(g) for g, used in enumerate(self._num_used))
 
     @property
+    def unused_bytes(self) -> int:
+        """Bytes of all blocks that are kept and not referenced."""
+        return sum(unused * self.layout.block_bytes(g) for g, unused in enumerate(self._num_unused))
+
+    @property
     def total_bytes(self) -> int:
         """Bytes that can be handed out: the arena without the reserved slab."""
         return (self.layout.num_slabs - 1) * self.layout.slab_bytes
 
     def fits(self, counts: Sequence[int], spare_slabs: int = 0) -> bool:
-        """Whether counts[g] blocks of each group can be taken now, with `spare_slabs` whole slabs left over."""
-        return sum(map(self._slabs_to_open, range(len(counts)), counts)) + spare_slabs <= len(self._free_slabs)
+        """Whether counts[g] blocks of each group can be taken once all unused ones are dropped, with `spare_slabs` slabs left over."""
+        left = len(self._slab_group) - 1 - spare_slabs
+        for group, count in enumerate(counts):
+            per_slab, slabs = self._blocks_per_slab[group], self._num_used_slabs[group]
+            short = count + self._num_used[group] - slabs * per_slab
+            left -= slabs + (-(-short // per_slab) if short > 0 else 0)
+        return left >= 0
 
     def fits_when_empty(self, counts: Sequence[int]) -> bool:
         """Whether counts[g] blocks of each group could be taken if nothing else were."""
@@ -64,7 +84,7 @@ class BlockPool:
         return slabs < self.layout.num_slabs
 
     def allocate(self, owner: str, counts: Sequence[int]) -> list[list[int]] | None:
-        """Take counts[g] blocks of each group, each with one reference; None, and nothing taken, when they do not all fit."""
+        """Take counts[g] blocks of each group, each with one reference; None, and nothing taken, when too few are free."""
         to_open = [self._slabs_to_open(g, count) for g, count in enumerate(counts)]
         reserved = sum(to_open)
         if reserved > len(self._free_slabs):
@@ -75,21 +95,45 @@ class BlockPool:
             taken.append(self._take(owner, group, count, reserved) if count else [])
         return taken
 
-    def share(self, group: int, block: int) -> None:
-        """Add a reference. Raises ValueError if the block is not live."""
-        if self._refs[group][block] <= 0:
-            raise ValueError(f"block {block} of group {group} is not live")
-        self._refs[group][block] += 1
+    def share(self, group: int, blocks: Iterable[int]) -> None:
+        """Add a reference to each block. Raises ValueError if one is not live."""
+        refs, kept = self._refs[group], self._kept[group]
+        for block in blocks:
+            if refs[block] == 0:
+                if not kept[block]:
+                    raise ValueError(f"block {block} of group {group} is not live")
+                self._num_unused[group] -= 1
+                self._count_used(group, block // self._blocks_per_slab[group], 1)
+            refs[block] += 1
 
     def release(self, group: int, blocks: Iterable[int]) -> None:
-        """Drop one reference of each block; those without any are free at once. Raises ValueError if one is not live."""
-        refs = self._refs[group]
+        """Drop one reference of each block; those without any are free unless kept. Raises ValueError if one has none."""
+        refs, kept = self._refs[group], self._kept[group]
         for block in blocks:
             if refs[block] <= 0:
                 raise ValueError(f"block {block} of group {group} is not live")
             refs[block] -= 1
             if refs[block] == 0:
-                self._return(group, block)
+                self._count_used(group, block // self._blocks_per_slab[group], -1)
+                if kept[block]:
+                    self._num_unused[group] += 1
+                else:
+                    self._return(group, block)
+
+    def keep(self, group: int, block: int) -> None:
+        """Let a used block outlive its references. Raises ValueError if it has none, or is kept already."""
+        if self._refs[group][block] <= 0 or self._kept[group][block]:
+            raise ValueError(f"block {block} of group {group} is not live, or kept twice")
+        self._kept[group][block] = 1
+
+    def drop(self, group: int, block: int) -> None:
+        """Undo `keep`: without a reference, the block is free. Raises ValueError if it is not kept."""
+        if not self._kept[group][block]:
+            raise ValueError(f"block {block} of group {group} is not kept")
+        self._kept[group][block] = 0
+        if self._refs[group][block] == 0:
+            self._num_unused[group] -= 1
+            self._return(group, block)
 
     def forget(self, owner: str) -> None:
         """The owner takes no more blocks: gaps in its slabs are for everyone."""
@@ -113,10 +157,17 @@ class BlockPool:
                 refs[block] = 1
                 taken.append(block)
             self._num_gaps[group] -= num_here
+            self._count_used(group, slab, num_here)
             if not gaps:
                 self._drop_from_gappy(group, slab)
-        self._num_used[group] += count
         return taken
+
+    def _count_used(self, group: int, slab: int, change: int) -> None:
+        """Book that `change` more blocks of a slab are referenced."""
+        before = self._slab_used[slab]
+        self._slab_used[slab] = before + change
+        self._num_used[group] += change
+        self._num_used_slabs[group] += (before + change > 0) - (before > 0)
 
     def _choose_slab(self, owner: str, group: int, reserved: int) -> int:
         own = self._gappy_by_owner.get(owner)
@@ -140,7 +191,6 @@ class BlockPool:
         slab = block // self._blocks_per_slab[group]
         gaps = self._slab_gaps[slab]
         gaps.append(block)
-        self._num_used[group] -= 1
         self._num_gaps[group] += 1
         if len(gaps) == self._blocks_per_slab[group]:
             self._close_slab(group, slab)
@@ -172,14 +222,19 @@ class BlockPool:
         assert len(free) == len(self._free_slabs) and 0 not in free, "free slabs repeat or hold the reserved slab"
         assert free == {s for s in range(1, self.layout.num_slabs) if self._slab_group[s] == _NO_GROUP}, "a slab is lost"
         for group, per_slab in enumerate(self._blocks_per_slab):
-            live = {block for block, refs in enumerate(self._refs[group]) if refs}
+            used = {block for block, refs in enumerate(self._refs[group]) if refs}
+            live = used | {block for block, kept in enumerate(self._kept[group]) if kept}
             slabs = {slab for slab, owner in enumerate(self._slab_group) if owner == group}
             gaps = {block for slab in slabs for block in self._slab_gaps[slab]}
             assert min(self._refs[group]) >= 0, "a negative reference count"
             assert not live & gaps, "a block is both live and free"
             assert live | gaps == {slab * per_slab + i for slab in slabs for i in range(per_slab)}, "a block is lost"
             assert slabs == {block // per_slab for block in live}, "a slab without live blocks is still owned"
-            assert (self._num_used[group], self._num_gaps[group]) == (len(live), len(gaps)), "a counter is off"
+            counters = self._num_used[group], self._num_unused[group], self._num_gaps[group]
+            assert counters == (len(used), len(live - used), len(gaps)), "used, unused and free do not add up"
+            used_in = Counter(block // per_slab for block in used)
+            assert all(self._slab_used[slab] == used_in[slab] for slab in slabs), "a slab's used blocks are off"
+            assert self._num_used_slabs[group] == len(used_in), "the used slabs are off"
             assert set(self._gappy[group]) == {block // per_slab for block in gaps}, "the slabs with gaps are off"
         for owner, own in self._gappy_by_owner.items():
             for group, slabs_of_owner in enumerate(own):

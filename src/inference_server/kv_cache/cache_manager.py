@@ -2,7 +2,7 @@
 
 The one place that edits block tables. All groups of a request have tables of equal length, since they index the same
 tokens; window groups replace what has left the window by the null block. Decides nothing: who gets memory is the scheduler's
-choice. Prefix reuse plugs in here, between the request's tables and the pool.
+choice, and what is worth keeping that of the prefix cache, which gives up blocks when the pool is short.
 """
 
 from collections import Counter
@@ -11,13 +11,17 @@ from collections.abc import Iterable, Sequence
 from inference_server.core.records import CacheStats
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.kv_cache.block_pool import BlockPool
+from inference_server.kv_cache.prefix_cache import PrefixCache
 
 
 class CacheManager:
     """Block tables over one pool. Counts are lists with one entry a layer group."""
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, prefix: PrefixCache | None = None) -> None:
+        """prefix: over the same pool; None caches nothing."""
         self._pool = pool
+        self._prefix = prefix
+        self._hit_tokens = self._miss_tokens = 0
         self._layout = pool.layout
         self._windows = [group.window for group in pool.layout.groups]
         self.block_size = pool.layout.block_size
@@ -34,12 +38,16 @@ class CacheManager:
         return [whole if w is None else min(whole, -(-(w + chunk_tokens + size - 2) // size)) for w in self._windows]
 
     def pending_blocks(self, request: ScheduledRequest, chunk_tokens: int) -> list[int]:
-        """What the request's known tokens will need beyond the blocks it has been given."""
-        held = len(request.block_tables[0].block_ids) if request.block_tables else 0
-        return [max(0, peak - held) for peak in self.peak_blocks(len(request.token_ids), chunk_tokens)]
+        """What the request's known tokens will need beyond the blocks it holds."""
+        peaks = self.peak_blocks(len(request.token_ids), chunk_tokens)
+        if not request.block_tables:
+            return peaks
+        missing = max(0, -(-len(request.token_ids) // self.block_size) - len(request.block_tables[0].block_ids))
+        live = (sum(map(bool, table.block_ids)) for table in request.block_tables)
+        return [min(missing, max(0, peak - held)) for peak, held in zip(peaks, live, strict=True)]
 
     def can_fit(self, counts: Sequence[int], spare_slabs: int = 0) -> bool:
-        """Whether so many more blocks can be had now, with `spare_slabs` left over."""
+        """Whether so many more blocks can be had now, by eviction if need be, with `spare_slabs` left over."""
         return self._pool.fits(counts, spare_slabs)
 
     def max_request_tokens(self, chunk_tokens: int | None) -> int:
@@ -53,6 +61,32 @@ class CacheManager:
                 high = middle - 1
         return low
 
+    def match_prefix(self, request: ScheduledRequest) -> None:
+        """Let a request that holds nothing start behind the longest prefix of its tokens that is cached."""
+        if self._prefix is None:
+            return
+        request.block_tables[:] = map(BlockTable, self._prefix.acquire(request))
+        num_tokens = len(request.block_tables[0].block_ids) * self.block_size
+        request.num_computed_tokens = request.num_collected_tokens = num_tokens
+
+    def count_hits(self, request: ScheduledRequest) -> None:
+        """Note what the prefix cache was worth to a request, at its first admission; what it recomputes later is no hit."""
+        if self._prefix is None:
+            return
+        request.num_cached_tokens = request.num_computed_tokens
+        self._hit_tokens += request.num_cached_tokens
+        self._miss_tokens += request.num_prompt_tokens - request.num_cached_tokens
+
+    def commit(self, request: ScheduledRequest) -> None:
+        """Let others start from the full blocks that the request has collected."""
+        if self._prefix is not None:
+            self._prefix.commit(request)
+
+    def clear(self) -> None:
+        """Forget every prefix that no request uses."""
+        while self._prefix is not None and self._prefix.evict():
+            pass
+
     def extend(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Give the request blocks for its first `num_tokens` tokens in every group. False, and no change, if they do not fit."""
         tables = request.block_tables
@@ -61,9 +95,11 @@ class CacheManager:
         missing = -(-num_tokens // self.block_size) - len(tables[0].block_ids)
         if missing <= 0:
             return True
-        blocks = self._pool.allocate(request.request_id, [missing] * len(tables))
-        if blocks is None:
+        counts = [missing] * len(tables)
+        if not self._pool.fits(counts):
             return False
+        while (blocks := self._pool.allocate(request.request_id, counts)) is None:
+            assert self._prefix is not None and self._prefix.evict(), "the pool counts blocks as unused that cannot be had"
         for table, new in zip(tables, blocks, strict=True):
             table.block_ids += new
         return True
@@ -82,32 +118,48 @@ class CacheManager:
             index = first_needed
             while index > 0 and block_ids[index - 1]:
                 index -= 1
-            self._pool.release(group, block_ids[index:first_needed])
+            self._release(group, block_ids[index:first_needed])
             block_ids[index:first_needed] = [0] * (first_needed - index)
 
     def free(self, request: ScheduledRequest) -> None:
-        """Take back everything the request holds. Idempotent."""
+        """Take back everything the request holds; what it has collected stays reusable. Idempotent."""
+        self.commit(request)
         for group, table in enumerate(request.block_tables):
-            self._pool.release(group, filter(None, table.block_ids))
+            self._release(group, [block for block in table.block_ids if block])
             table.block_ids.clear()
+        if self._prefix is not None:
+            self._prefix.let_go(request)
         self._pool.forget(request.request_id)
 
+    def _release(self, group: int, blocks: list[int]) -> None:
+        self._pool.release(group, blocks)
+        if self._prefix is not None and self._windows[group] is not None:
+            self._prefix.window_released(blocks)
+
     def stats(self) -> CacheStats:
-        """Bytes are those of referenced blocks; block counts are the same bytes in blocks of the first group, rounded up."""
+        """Bytes are those of blocks; block counts are the same bytes in blocks of the first group, rounded up."""
         block_bytes = self._layout.block_bytes(0)
-        total, used = self._pool.total_bytes, self._pool.used_bytes
+        total, used, cached = self._pool.total_bytes, self._pool.used_bytes, self._pool.unused_bytes
         used_blocks = -(-used // block_bytes)
+        taken_blocks = -(-(used + cached) // block_bytes)
         return CacheStats(
             total_blocks=total // block_bytes,
             used_blocks=used_blocks,
-            free_blocks=total // block_bytes - used_blocks,
+            cached_blocks=taken_blocks - used_blocks,
+            free_blocks=total // block_bytes - taken_blocks,
             total_bytes=total,
             used_bytes=used,
+            cached_bytes=cached,
+            hit_tokens=self._hit_tokens,
+            miss_tokens=self._miss_tokens,
+            evicted_blocks=self._prefix.evicted_bytes // block_bytes if self._prefix else 0,
         )
 
     def check_integrity(self, requests: Iterable[ScheduledRequest]) -> None:
         """Account for every reference by the tables of `requests`. Raises AssertionError with what is off."""
         self._pool.check_integrity()
+        if self._prefix is not None:
+            self._prefix.check_integrity()
         held: list[Counter[int]] = [Counter() for _ in self._windows]
         for request in requests:
             tables = request.block_tables
@@ -117,6 +169,7 @@ class CacheManager:
             for group, table in enumerate(tables):
                 self._check_table(group, table.block_ids, request.num_computed_tokens)
                 held[group].update(filter(None, table.block_ids))
+            held[0].update(self._prefix.duplicates(request) if self._prefix else ())
         for group, counts in enumerate(held):
             assert len(counts) == self._pool.num_used(group), f"group {group}: a used block is in no table"
             assert all(self._pool.ref_count(group, block) == n for block, n in counts.items()), "a reference is unaccounted for"

@@ -15,7 +15,7 @@ from inference_server.core.records import CacheStats, SchedulerStats
 from inference_server.core.request import FinishReason, RequestStatus, ScheduledRequest
 from inference_server.kv_cache.cache_manager import CacheManager
 from inference_server.scheduler.active_batch import ActiveBatch
-from inference_server.scheduler.admission import AdmissionController, HoldReason
+from inference_server.scheduler.admission import AdmissionController, AdmissionPass, HoldReason
 from inference_server.scheduler.policies import FCFSPolicy
 from inference_server.scheduler.prefill_shape import shape_prefill
 
@@ -26,7 +26,7 @@ class ContinuousBatchScheduler:
     Admitted requests are served in the policy's order of rank. Memory is taken from the worst-ranked row, but never from one
     in flight: as `_resting` that one sits out until its step has returned and it can be preempted. The best-ranked row thus
     always gets on, and runs alone if it must, which `add` made sure it can. One that is alone and still goes short, for what
-    it holds lies scattered over the slabs, gives that up too and starts over.
+    it holds lies scattered over the slabs, gives that up too and starts over, with nothing cached that could lie scattered.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ContinuousBatchScheduler:
 
     def update(self, plan: StepPlan, result: StepResult, stops: Mapping[str, FinishReason]) -> None:
         """A request that has all its max_tokens and is not in `stops` ends too, by LENGTH."""
-        finished = RequestStatus.FINISHED
+        finished, block_size = RequestStatus.FINISHED, self._cache.block_size
         for request, start, count, samples, token_id in zip(
             plan.requests, plan.starts, plan.num_new_tokens, plan.samples, result.token_ids, strict=True
         ):
@@ -99,6 +99,8 @@ class ContinuousBatchScheduler:
             if request.status is finished:
                 continue
             request.num_collected_tokens = start + count
+            if start % block_size + count >= block_size:
+                self._commit(request)
             if not samples:
                 continue
             token_ids = request.token_ids
@@ -212,7 +214,7 @@ class ContinuousBatchScheduler:
             return
         gate = self._admission.open(self._batch, self._max_chunk)
         while (request := self._policy.peek()) is not None:
-            self._hold_reason = HoldReason.SLOTS if self._batch.full else gate.admit(request)
+            self._hold_reason = HoldReason.SLOTS if self._batch.full else self._try(request, gate)
             if self._hold_reason is not None:
                 return
             self._policy.pop()
@@ -221,6 +223,21 @@ class ContinuousBatchScheduler:
             self._admitted_total += 1
             if request.admitted_time is None:
                 request.admitted_time = now
+                self._cache.count_hits(request)
+
+    def _try(self, request: ScheduledRequest, gate: AdmissionPass) -> HoldReason | None:
+        """Pass the gate with the cached prefix in hand, or give it back and say what holds the request."""
+        self._cache.match_prefix(request)
+        reason = gate.admit(request)
+        if reason is not None:
+            self._cache.free(request)
+            request.num_computed_tokens = request.num_collected_tokens = 0
+        return reason
+
+    def _commit(self, request: ScheduledRequest) -> None:
+        """A row that recomputes keeps its hands free until all its known tokens have blocks: what falls out of a window is free at once."""
+        if request.num_preemptions == 0 or request.status is RequestStatus.RUNNING:
+            self._cache.commit(request)
 
     def _grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Get the blocks for the first `num_tokens` tokens, by preemption if need be. False if the row must sit this step out."""
@@ -244,6 +261,8 @@ class ContinuousBatchScheduler:
         self._policy.requeue(request)
         self._preemptions_total += 1
         self._waiting_tokens += request.num_tokens
+        if not len(self._batch):
+            self._cache.clear()
 
     def _release(self, request: ScheduledRequest) -> None:
         self._batch.remove(request)

@@ -44,6 +44,7 @@ async def cache_stats(context: Context) -> dict[str, Any]:
         "utilization": _ratio(cache.used_blocks, cache.total_blocks),
         "total_bytes": cache.total_bytes,
         "used_bytes": cache.used_bytes,
+        "cached_bytes": cache.cached_bytes,
         "hit_tokens": cache.hit_tokens,
         "miss_tokens": cache.miss_tokens,
         "evicted_blocks": cache.evicted_blocks,

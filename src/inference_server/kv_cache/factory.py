@@ -1,0 +1,33 @@
+"""From `CacheOptions` to a `CacheManager` with its pool, its prefix cache and that cache's eviction policy."""
+
+import logging
+
+from inference_server.core.kv_layout import KVLayout
+from inference_server.core.options import CacheOptions
+from inference_server.kv_cache.block_pool import BlockPool
+from inference_server.kv_cache.cache_manager import CacheManager
+from inference_server.kv_cache.eviction import LRU, EvictionPolicy, SinkLRU
+from inference_server.kv_cache.prefix_cache import PrefixCache
+
+logger = logging.getLogger(__name__)
+
+
+def create_cache(layout: KVLayout, options: CacheOptions) -> CacheManager:
+    """Without a prefix cache where it is turned off or the layer groups cannot have one. Raises ValueError for an unknown policy."""
+    pool = BlockPool(layout)
+    if not options.prefix_cache:
+        return CacheManager(pool)
+    if not PrefixCache.supports(layout.groups):
+        logger.warning("no prefix cache for this model: it needs one group of full-attention layers and at most one with a window")
+        return CacheManager(pool)
+    return CacheManager(pool, PrefixCache(pool, _create_policy(options.eviction_policy)))
+
+
+def _create_policy(name: str) -> EvictionPolicy:
+    match name:
+        case "lru":
+            return LRU()
+        case "sink_lru":
+            return SinkLRU()
+        case _:
+            raise ValueError(f"there is no eviction policy {name!r}")
