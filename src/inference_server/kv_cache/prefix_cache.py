@@ -105,8 +105,9 @@ class PrefixCache:
             node = child
         hold.node = node
         if grown is not None:
-            self._update_boundary(grown)
+            # In this order, what both need stays needed throughout.
             self._update_boundary(node)
+            self._update_boundary(grown)
 
     def let_go(self, request: ScheduledRequest) -> None:
         """Unlock the request's nodes, its tables being released already. Idempotent."""
@@ -203,6 +204,7 @@ class PrefixCache:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.key]
+        self._update_boundary(parent)
         self._set_boundary(leaf, False)
         if leaf.window_block:
             self._drop_window(leaf)
@@ -210,7 +212,6 @@ class PrefixCache:
         self.evicted_bytes += self._pool.layout.block_bytes(FULL)
         self._exact.forget(leaf)
         leaf.parent = None
-        self._update_boundary(parent)
         self._offer(parent)
 
     def _update_boundary(self, node: PrefixNode) -> None:
@@ -226,7 +227,8 @@ class PrefixCache:
             if current is None or current is self._root:
                 break
             current.num_needing += change
-            self._settle(current)
+            if current.num_needing == (1 if is_boundary else 0):
+                self._settle(current)
             current = current.parent
 
     def _settle(self, node: PrefixNode) -> None:
