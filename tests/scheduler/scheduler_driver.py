@@ -51,6 +51,7 @@ class Driver:
         self.stop_after: dict[str, int] = {}
         self.finished: list[ScheduledRequest] = []
         self.num_added = 0
+        self.check_every_step = True
 
     def add(
         self, prompt: Sequence[int], max_tokens: int = 4, *, stop_after: int = 1 << 30, priority: int = 0, salt: str = ""
@@ -101,6 +102,8 @@ class Driver:
             self.check_output(request)
 
     def check(self) -> None:
+        if not self.check_every_step:
+            return
         self.scheduler.check_integrity(self.unfinished.values())
         for group in range(len(self.pool.layout.groups)):
             blocks = range(self.pool.layout.num_blocks(group))

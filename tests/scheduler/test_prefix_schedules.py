@@ -1,0 +1,217 @@
+"""The prefix cache under the scheduler: random schedules with shared prefixes, chats that take turns, and what counts as a hit."""
+
+import contextlib
+import random
+from collections.abc import Callable
+
+import pytest
+from scheduler_driver import Driver, two_groups
+
+from inference_server.core.errors import PromptTooLongError
+from inference_server.core.kv_layout import KVLayout, LayerGroup
+from inference_server.core.options import PrefillMode, SchedulerOptions
+from inference_server.core.request import RequestStatus, ScheduledRequest
+from inference_server.kv_cache.eviction import LRU, SinkLRU
+
+# As in Gemma 3 270M: three full layers, fifteen with a window.
+GEMMA_GROUPS = (LayerGroup((0, 1, 2), 1, 1, 1), LayerGroup(tuple(range(3, 18)), 1, 1, 1, window=64))
+OPTIONS = SchedulerOptions(max_batch_size=4, max_batched_tokens=16, prefill_chunk_size=8)
+
+
+def cached_driver(*, overlap: bool = False, num_slabs: int = 64, window: int = 8, options: SchedulerOptions = OPTIONS) -> Driver:
+    return Driver(options, groups=two_groups(window), num_slabs=num_slabs, overlap=overlap, eviction=LRU())
+
+
+def step_until(driver: Driver, done: Callable[[], bool], limit: int = 200) -> None:
+    for _ in range(limit):
+        if done():
+            return
+        driver.step()
+    raise AssertionError("never happened")
+
+
+# With overlap, a prompt that is computed whole loses blocks to the window before its one step is collected, and they cannot be cached.
+@pytest.mark.parametrize(("mode", "overlap"), [*((mode, False) for mode in PrefillMode), (PrefillMode.MIXED, True)])
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 32, 33])
+def test_a_cached_prompt_computes_the_rest_and_one_token_at_least(mode: PrefillMode, overlap: bool, length: int) -> None:
+    options = SchedulerOptions(max_batch_size=4, max_batched_tokens=16, prefill_mode=mode, prefill_chunk_size=8)
+    driver = cached_driver(overlap=overlap, options=options)
+    driver.add([1] * length, max_tokens=6)
+    driver.run()
+    driver.plans.clear()
+    again = driver.add([1] * length, max_tokens=6)
+    driver.run()
+    assert again.num_cached_tokens == (length - 1) // 4 * 4
+    assert sum(plan.num_tokens for plan in driver.plans) == length - again.num_cached_tokens + 5
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_second_turn_of_a_chat_hits_the_first(overlap: bool) -> None:
+    driver = cached_driver(overlap=overlap)
+    first = driver.add([1, 2, 3, 4, 5], max_tokens=12)
+    driver.run()
+    # The last token was returned and never computed, so 16 of the 17 tokens can be there.
+    second = driver.add([*first.token_ids, 6, 7], max_tokens=4)
+    driver.run()
+    assert second.num_cached_tokens == 16
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_token_in_flight_at_a_late_stop_is_never_cached(overlap: bool) -> None:
+    driver = cached_driver(overlap=overlap)
+    first = driver.add([1, 2, 3, 4], max_tokens=20, stop_after=4)
+    driver.run()
+    second = driver.add([*first.token_ids, 9], max_tokens=4)
+    driver.run()
+    # Four output tokens returned; the KV of the last one was at best in flight, and so its block is not full.
+    assert second.num_cached_tokens == 4
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_cancelling_one_sharer_leaves_the_other_alone(overlap: bool) -> None:
+    for num_steps in range(8):
+        driver = cached_driver(overlap=overlap)
+        driver.add([1] * 20, max_tokens=2)
+        driver.run()
+        one, other = driver.add([1] * 20 + [2], max_tokens=9), driver.add([1] * 20 + [3], max_tokens=9)
+        for _ in range(num_steps):
+            driver.step()
+        driver.abort(one)
+        driver.run()
+        assert other.num_output_tokens == 9
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_a_preempted_request_finds_again_is_no_hit(overlap: bool) -> None:
+    driver = cached_driver(overlap=overlap, num_slabs=16, window=64, options=SchedulerOptions(max_batch_size=4, max_batched_tokens=64))
+    requests = [driver.add([i] * 8, max_tokens=36) for i in range(4)]
+    step_until(driver, lambda: any(request.status is RequestStatus.PREEMPTED for request in requests))
+    driver.run()
+    stats = driver.scheduler.cache_stats()
+    assert [request.num_cached_tokens for request in requests] == [0] * 4
+    assert (stats.hit_tokens, stats.miss_tokens) == (0, 32)
+    assert any(request.num_preemptions for request in requests)
+
+
+def test_a_preempted_request_resumes_through_the_cache() -> None:
+    driver = cached_driver()
+    request = driver.add([1] * 20, max_tokens=8)
+    driver.add([2] * 4, max_tokens=8)
+    step_until(driver, lambda: request.num_output_tokens == 3)
+    driver.scheduler._preempt(request)
+    driver.check()
+    driver.plans.clear()
+    driver.step()
+    plan = driver.plans[0]
+    assert plan.starts[plan.requests.index(request)] == 20
+    driver.run()
+    assert driver.scheduler.cache_stats().hit_tokens == 0
+
+
+def test_a_held_request_gives_its_prefix_back() -> None:
+    driver = cached_driver(num_slabs=12, window=64)
+    driver.add([1] * 12, max_tokens=1)
+    driver.run()
+    first = driver.add([2] * 20, max_tokens=12)
+    driver.step()
+    held = driver.add([1] * 12 + [3] * 30, max_tokens=2)
+    driver.step()
+    assert held.status is RequestStatus.WAITING and held.num_computed_tokens == 0
+    assert driver.scheduler.scheduler_stats().waiting_by_reason == {"kv_blocks": 1}
+    driver.run()
+    assert first.num_output_tokens == 12 and held.num_output_tokens == 2
+
+
+def random_driver(rng: random.Random, *, overlap: bool) -> Driver:
+    batch = rng.randint(1, 6)
+    options = SchedulerOptions(
+        max_batch_size=batch,
+        max_batched_tokens=batch + rng.randint(0, 12),
+        prefill_mode=rng.choice(list(PrefillMode)),
+        prefill_chunk_size=rng.randint(1, 10),
+    )
+    groups = rng.choice([GEMMA_GROUPS[:1], two_groups(1), two_groups(3), two_groups(4), two_groups(9), two_groups(30)])
+    policy = rng.choice([LRU(), SinkLRU(1), SinkLRU(3)])
+    block_size, num_slabs = rng.choice([1, 2, 4]), rng.randint(6, 40)
+    return Driver(options, groups=groups, block_size=block_size, num_slabs=num_slabs, overlap=overlap, eviction=policy)
+
+
+def random_prompt(rng: random.Random, driver: Driver, beginnings: list[list[int]]) -> list[int]:
+    """A system prompt, or a whole earlier sequence, cut anywhere and continued."""
+    earlier: list[ScheduledRequest] = driver.finished[-6:]
+    start = rng.choice(beginnings + [request.token_ids for request in earlier])
+    return start[: rng.randint(1, len(start))] + [rng.randrange(3) for _ in range(rng.randint(0, 6))]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_random_schedules_with_shared_prefixes(overlap: bool) -> None:
+    rng = random.Random(31)
+    num_hits = num_evictions = num_preemptions = num_duplicates = 0
+    for _ in range(40):
+        driver = random_driver(rng, overlap=overlap)
+        beginnings = [[rng.randrange(3) for _ in range(12)] for _ in range(2)]
+        for _ in range(60):
+            choice = rng.random()
+            if choice < 0.35:
+                prompt, salt = random_prompt(rng, driver, beginnings), rng.choice(["", "", "", "x"])
+                with contextlib.suppress(PromptTooLongError):
+                    driver.add(prompt, rng.randint(1, 16), stop_after=rng.randint(1, 20), priority=rng.randrange(2), salt=salt)
+            elif choice < 0.42 and driver.unfinished:
+                driver.abort(rng.choice(list(driver.unfinished.values())))
+            else:
+                for _ in range(rng.randint(1, 5)):
+                    driver.step()
+                    holds = driver.cache._prefix._holds.values() if driver.cache._prefix else ()
+                    num_duplicates += any(hold.duplicates for hold in holds)
+        driver.run()
+        assert len(driver.finished) == driver.num_added
+        stats = driver.scheduler.cache_stats()
+        assert stats.used_blocks == 0 and stats.cached_blocks + stats.free_blocks == stats.total_blocks
+        assert stats.hit_tokens == sum(request.num_cached_tokens for request in driver.finished)
+        num_hits += stats.hit_tokens
+        num_evictions += stats.evicted_blocks
+        num_preemptions += driver.scheduler.scheduler_stats().preemptions_total
+    assert num_hits > 1000 and num_evictions > 1000 and num_preemptions > 20 and num_duplicates > 20
+
+
+def round_robin(factor: float, *, num_sessions: int = 20, num_turns: int = 5) -> tuple[float, Driver]:
+    """The share of re-sent tokens that were hits when so many chats take turns, each of them longer with every turn.
+
+    factor: the pool's bytes over those of the full layers' KV of all sessions at their end and one window for each.
+    """
+    turn_tokens, output_tokens, block_size = 48, 40, 16
+    length, window = num_turns * (turn_tokens + output_tokens), GEMMA_GROUPS[1].window or 0
+    session_bytes = length * GEMMA_GROUPS[0].token_bytes + window * GEMMA_GROUPS[1].token_bytes
+    layout = KVLayout.from_bytes(GEMMA_GROUPS, block_size, int(factor * num_sessions * session_bytes))
+    options = SchedulerOptions(max_batch_size=4, max_batched_tokens=256, prefill_chunk_size=64)
+    driver = Driver(options, groups=GEMMA_GROUPS, block_size=block_size, num_slabs=layout.num_slabs + 1, eviction=LRU())
+    driver.check_every_step = False
+    chats = [[1000 + session] for session in range(num_sessions)]
+    resent = hits = 0
+    for turn in range(num_turns):
+        requests = []
+        for session, chat in enumerate(chats):
+            prompt = chat + [100 * turn + session + i for i in range(turn_tokens)]
+            requests.append(driver.add(prompt, max_tokens=output_tokens))
+        driver.run()
+        # Of what is sent again, the last block can never be whole: its last token was not computed.
+        resent += sum(len(chat) - 1 for chat in chats)
+        hits += sum(request.num_cached_tokens for request in requests)
+        chats = [request.token_ids for request in requests]
+    return hits / resent, driver
+
+
+def test_chats_that_take_turns_find_their_prefixes() -> None:
+    rates = {factor: round_robin(factor)[0] for factor in (2.0, 1.2, 0.8)}
+    print("hit rate of re-sent tokens by pool size:", {factor: round(rate, 3) for factor, rate in rates.items()})
+    assert rates[2.0] >= 0.9
+
+
+def test_blocks_out_of_the_window_are_not_in_use() -> None:
+    driver = Driver(OPTIONS, groups=GEMMA_GROUPS, block_size=4, num_slabs=400, eviction=LRU())
+    request = driver.add([1] * 200, max_tokens=4)
+    step_until(driver, lambda: request.status is RequestStatus.RUNNING)
+    full, window = (driver.pool.layout.block_bytes(group) for group in (0, 1))
+    # The last chunk of 8 tokens reads 63 tokens back: 71 tokens, in at most 18 blocks.
+    assert driver.scheduler.cache_stats().used_bytes <= 50 * full + 19 * window
+    driver.run()
