@@ -7,9 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Messages to render through the model's chat template: role and content, in the OpenAI form."""
+    """Messages to render through the model's chat template: role and content, in the OpenAI form. param: the field they came in."""
 
     messages: Sequence[Mapping[str, Any]]
+    param: str = "messages"
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,11 +73,11 @@ class InputProcessor:
 
     def _render(self, prompt: ChatPrompt) -> str:
         if not prompt.messages:
-            raise InvalidRequestError("there are no messages", param="messages")
+            raise InvalidRequestError("there are no messages", param=prompt.param)
         try:
             return self._model.template.render(prompt.messages, add_generation_prompt=True)
         except ChatTemplateError as error:
-            raise InvalidRequestError(str(error), param="messages") from error
+            raise InvalidRequestError(str(error), param=prompt.param) from error
 
     def _checked(self, token_ids: Sequence[int], param: str = "prompt") -> list[int]:
         if not token_ids:
@@ -117,7 +117,7 @@ def text_length(prompt: Prompt) -> int:
 
 
 def _param(prompt: Prompt) -> str:
-    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+    return prompt.param if isinstance(prompt, ChatPrompt) else "prompt"
 
 
 def _first(*values: T | None) -> T:
