@@ -43,3 +43,24 @@ def test_sampling_defaults_come_from_the_checkpoint(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(ModelLoadError, match="unreadable"):
         generation_defaults(tmp_path)
+    path.write_text("[]")
+    with pytest.raises(ModelLoadError, match="not a JSON object"):
+        generation_defaults(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", "hot"),
+        ("temperature", -1),
+        ("temperature", float("nan")),
+        ("top_k", 1.5),
+        ("top_p", 2),
+        ("min_p", True),
+        ("min_p", []),
+    ],
+)
+def test_sampling_defaults_that_no_request_could_use_are_refused(name: str, value: object, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
+    with pytest.raises(ModelLoadError, match=f"{name} is .* and not a number from 0 to"):
+        generation_defaults(tmp_path)

@@ -90,6 +90,12 @@ def test_broken_folders_are_one_error(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(TokenizerError, match="cannot be read"):
         Tokenizer.from_folder(tmp_path)
+    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
+    for name in ("tokenizer_config.json", "generation_config.json", "config.json"):
+        (tmp_path / name).write_text("[]")
+        with pytest.raises(TokenizerError, match=f"{name} is not a JSON object"):
+            Tokenizer.from_folder(tmp_path)
+        (tmp_path / name).unlink()
 
 
 def test_byte_tokenizer_round_trips() -> None:

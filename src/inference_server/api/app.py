@@ -34,7 +34,7 @@ def _middleware(context: ApiContext) -> list[Middleware]:
     layers = [
         Middleware(RequestEnvelope, context=context),
         Middleware(AdmissionGate, context=context),
-        Middleware(BodyLimit, max_bytes=context.options.max_body_bytes),
+        Middleware(BodyLimit, max_bytes=context.options.max_body_bytes, deadline_s=context.options.body_deadline_s),
     ]
     if context.options.cors_origins:
         cors = Middleware(CORSMiddleware, allow_origins=context.options.cors_origins, allow_methods=["*"], allow_headers=["*"])

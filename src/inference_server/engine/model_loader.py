@@ -6,7 +6,9 @@ answers while the import takes its seconds, and an engine on another backend nev
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from inference_server.core.errors import ModelLoadError
@@ -22,6 +24,8 @@ from inference_server.tokenization.chat_template import ChatTemplate
 from inference_server.tokenization.errors import ChatTemplateError, TokenizerError
 from inference_server.tokenization.tokenizer import Tokenizer
 
+# Of generation_config.json; an integral limit takes integers only.
+SAMPLING_LIMITS: Mapping[str, float] = MappingProxyType({"temperature": 100.0, "top_p": 1.0, "top_k": 2**31 - 1, "min_p": 1.0})
 HOST_ARENA_BYTES = 4 * 2**30  # on the CPU the pool shares its memory with everything else that runs there
 
 logger = logging.getLogger(__name__)
@@ -85,10 +89,15 @@ def kv_layout(options: CacheOptions, spec: ModelSpec) -> KVLayout:
 
 
 def generation_defaults(folder: Path) -> GenerationDefaults:
-    """Sampling defaults of generation_config.json; what it does not name stays OpenAI's."""
-    config = _read_json(folder / "generation_config.json")
-    names = ("temperature", "top_p", "top_k", "min_p")
-    return GenerationDefaults(**{name: config[name] for name in names if config.get(name) is not None})
+    """Sampling defaults of generation_config.json; what it does not name stays OpenAI's. Raises ModelLoadError for what cannot be one."""
+    path = folder / "generation_config.json"
+    config = _read_json(path)
+    values = {name: config[name] for name in SAMPLING_LIMITS if config.get(name) is not None}
+    for name, value in values.items():
+        limit = SAMPLING_LIMITS[name]
+        if type(value) not in (int, type(limit)) or not 0 <= value <= limit:
+            raise ModelLoadError(f"{path}: {name} is {json.dumps(value)[:64]}, and not a number from 0 to {limit}")
+    return GenerationDefaults(**values)
 
 
 def _resolve(options: ModelOptions) -> Path:
@@ -106,7 +115,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path}: unreadable ({error})") from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{path}: not a JSON object")
     return content
