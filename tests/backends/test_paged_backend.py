@@ -75,6 +75,7 @@ def test_alone_batched_and_overlapped_give_the_tokens_of_transformers(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_on_cuda_the_tokens_are_the_same(folder: Path, prompts: list[list[int]], expected: list[list[int]]) -> None:
     driver = PagedDriver(folder, device="cuda")
     assert driver.spec.supports_overlap

@@ -10,7 +10,8 @@ from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.core.model_spec import GenerationDefaults, ModelSpec
 from inference_server.core.options import CacheOptions
-from inference_server.engine.model_loader import HOST_ARENA_BYTES, generation_defaults, kv_layout
+from inference_server.engine.generation_defaults import generation_defaults
+from inference_server.engine.model_loader import HOST_ARENA_BYTES, kv_layout
 
 SPEC = ModelSpec("a", 10, 100, (LayerGroup((0, 1), 1, 64, 2),), "cuda:0", "bfloat16", 1, free_bytes=100 * 2**30)
 

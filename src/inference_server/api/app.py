@@ -20,6 +20,7 @@ def build_app(context: ApiContext, lifespan: Lifespan[FastAPI] | None = None) ->
         lifespan=lifespan,
         middleware=_middleware(context),
         responses={"4XX": {"description": "The error shape."}},
+        docs_url=None,  # these pages load their scripts from elsewhere; /openapi.json is served
         redoc_url=None,
     )
     app.state.context = context
