@@ -25,7 +25,7 @@ def make_scheduler(num_running: int, num_waiting: int, num_steps: int, prefix_ca
     groups = (LayerGroup((0,), 1, 64, 2), LayerGroup((1, 2, 3, 4, 5), 1, 64, 2, window=512))
     max_tokens = 2 * num_steps + 2
     blocks = num_running * ((PROMPT_TOKENS + 16 + max_tokens) // 16 + 3)
-    cache = create_cache(KVLayout.from_num_blocks(groups, 16, 2 * blocks), CacheOptions(prefix_cache=prefix_cache))
+    cache = create_cache(KVLayout.from_num_blocks(groups, 16, 2 * blocks), CacheOptions(enable_prefix_cache=prefix_cache))
     scheduler = ContinuousBatchScheduler(
         cache, SchedulerOptions(max_batch_size=num_running, max_batched_tokens=num_running * (PROMPT_TOKENS + 16))
     )

@@ -156,7 +156,7 @@ class Settings(BaseSettings):
             num_blocks=self.kv_cache_num_blocks,
             memory_fraction=self.kv_cache_memory_fraction,
             max_active_tokens=self.max_active_kv_tokens,
-            prefix_cache=self.enable_prefix_cache,
+            enable_prefix_cache=self.enable_prefix_cache,
             eviction_policy=self.eviction_policy,
         )
 

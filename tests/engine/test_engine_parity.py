@@ -11,13 +11,12 @@ from engine_fakes import TOKENIZER, RecordList, VirtualClock, loaded, merged, ru
 from inference_server.backends.fake_backend import FakeBackend, FakeStep
 from inference_server.core.errors import StepFailedError
 from inference_server.core.kv_layout import KVLayout
-from inference_server.core.options import EngineOptions, PrefillMode, SchedulerOptions
+from inference_server.core.options import CacheOptions, EngineOptions, PrefillMode, SchedulerOptions
 from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import FinishReason, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.engine.engine import Engine
-from inference_server.kv_cache.block_pool import BlockPool
-from inference_server.kv_cache.cache_manager import CacheManager
+from inference_server.kv_cache.factory import create_cache
 from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
 
 
@@ -47,7 +46,7 @@ def engine_on(backend: FakeBackend, mode: PrefillMode, num_blocks: int, sink: Re
     layout = KVLayout.from_num_blocks(spec.groups, 16, num_blocks)
     backend.allocate(layout)
     options = SchedulerOptions(max_batch_size=6, max_batched_tokens=48, prefill_chunk_size=20, prefill_mode=mode)
-    scheduler = ContinuousBatchScheduler(CacheManager(BlockPool(layout)), options, supports_mixed=spec.supports_mixed)
+    scheduler = ContinuousBatchScheduler(create_cache(layout, CacheOptions()), options, supports_mixed=spec.supports_mixed)
     model = replace(loaded(scheduler=scheduler), backend=backend, spec=spec)
     engine = Engine(lambda: model, EngineOptions(), [sink], VirtualClock())
     engine.load()
@@ -55,10 +54,11 @@ def engine_on(backend: FakeBackend, mode: PrefillMode, num_blocks: int, sink: Re
 
 
 def requests_of(random: Random, number: int) -> list[ScheduledRequest]:
+    beginning = [random.randrange(256) for _ in range(48)]
     return [
         ScheduledRequest(
             request_id=f"r{n}",
-            token_ids=[random.randrange(256) for _ in range(random.randrange(1, 90))],
+            token_ids=beginning[: random.choice([0, 48])] + [random.randrange(256) for _ in range(random.randrange(1, 60))],
             sampling=SamplingParams(max_tokens=random.randrange(1, 60), stop=("q~", "zz")),
             arrival_time=100.0 + n / 100,
         )

@@ -171,10 +171,10 @@ def test_random_schedules_with_shared_prefixes(overlap: bool) -> None:
         num_hits += stats.hit_tokens
         num_evictions += stats.evicted_blocks
         num_preemptions += driver.scheduler.scheduler_stats().preemptions_total
-    assert num_hits > 1000 and num_evictions > 1000 and num_preemptions > 20 and num_duplicates > 20
+    assert num_hits > 1000 and num_evictions > 1000 and num_preemptions > 10 and num_duplicates > 20
 
 
-def round_robin(factor: float, *, num_sessions: int = 20, num_turns: int = 5) -> tuple[float, Driver]:
+def round_robin(factor: float, *, num_sessions: int = 20, num_turns: int = 5) -> float:
     """The share of re-sent tokens that were hits when so many chats take turns, each of them longer with every turn.
 
     factor: the pool's bytes over those of the full layers' KV of all sessions at their end and one window for each.
@@ -198,13 +198,13 @@ def round_robin(factor: float, *, num_sessions: int = 20, num_turns: int = 5) ->
         resent += sum(len(chat) - 1 for chat in chats)
         hits += sum(request.num_cached_tokens for request in requests)
         chats = [request.token_ids for request in requests]
-    return hits / resent, driver
+    return hits / resent
 
 
 def test_chats_that_take_turns_find_their_prefixes() -> None:
-    rates = {factor: round_robin(factor)[0] for factor in (2.0, 1.2, 0.8)}
-    print("hit rate of re-sent tokens by pool size:", {factor: round(rate, 3) for factor, rate in rates.items()})
-    assert rates[2.0] >= 0.9
+    rates = [round_robin(factor) for factor in (2.0, 1.2, 0.8)]
+    assert rates[0] >= 0.9
+    assert rates[0] >= rates[1] > rates[2]
 
 
 def test_blocks_out_of_the_window_are_not_in_use() -> None:

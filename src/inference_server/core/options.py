@@ -32,14 +32,14 @@ class ModelOptions:
 class CacheOptions:
     """num_blocks: KV of that many blocks for all layers; None sizes the arena by memory_fraction of what is free.
 
-    prefix_cache: keep the KV of sequences for later ones. eviction_policy: what of it goes first, "lru" or "sink_lru".
+    enable_prefix_cache: keep the KV of sequences for later ones. eviction_policy: what of it goes first, "lru" or "sink_lru".
     """
 
     block_size: int = 16
     num_blocks: int | None = None
     memory_fraction: float = 0.9
     max_active_tokens: int | None = None
-    prefix_cache: bool = True
+    enable_prefix_cache: bool = True
     eviction_policy: str = "lru"
 
 

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 def create_cache(layout: KVLayout, options: CacheOptions) -> CacheManager:
     """Without a prefix cache where it is turned off or the layer groups cannot have one. Raises ValueError for an unknown policy."""
     pool = BlockPool(layout)
-    if not options.prefix_cache:
+    if not options.enable_prefix_cache:
         return CacheManager(pool)
     if not PrefixCache.supports(layout.groups):
         logger.warning("no prefix cache for this model: it needs one group of full-attention layers and at most one with a window")
