@@ -44,7 +44,8 @@ def round_robin(factor: float, policy: str, num_sessions: int, num_turns: int, t
             chats[session] = request.token_ids
         run_dry(scheduler, rng)
     stats = scheduler.cache_stats()
-    return f"{factor:.1f}x, {policy:>8}: {stats.hit_tokens / resent:6.1%} of {resent} re-sent tokens were hits, {stats.evicted_blocks} blocks evicted"
+    rate = stats.hit_tokens / resent
+    return f"{factor:.1f}x, {policy:>8}: {rate:6.1%} of {resent} re-sent tokens were hits, {stats.evicted_blocks} blocks evicted"
 
 
 def main() -> None:
