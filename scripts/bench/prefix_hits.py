@@ -19,7 +19,6 @@ from inference_server.scheduler.continuous_batching import ContinuousBatchSchedu
 
 FULL, WINDOW = LayerGroup((0, 1, 2), 1, 256, 2), LayerGroup(tuple(range(3, 18)), 1, 256, 2, window=512)
 BLOCK_SIZE = 16
-OUTPUT_TOKENS = 100
 
 
 def run_dry(scheduler: ContinuousBatchScheduler, rng: random.Random) -> None:
@@ -27,8 +26,10 @@ def run_dry(scheduler: ContinuousBatchScheduler, rng: random.Random) -> None:
         scheduler.update(plan, StepResult(plan.step_id, [rng.randrange(1 << 18) for _ in plan.requests]), {})
 
 
-def round_robin(factor: float, policy: str, num_sessions: int, num_turns: int, turn_tokens: int) -> str:
-    length = num_turns * (turn_tokens + OUTPUT_TOKENS)
+def round_robin(
+    factor: float, policy: str, num_sessions: int, num_turns: int, turn_tokens: int, output_tokens: int, keeps_answers: bool
+) -> str:
+    length = num_turns * turn_tokens + output_tokens * (num_turns if keeps_answers else 1)
     session_bytes = length * FULL.token_bytes + min(length, 512) * WINDOW.token_bytes
     probe = KVLayout.from_bytes((FULL, WINDOW), BLOCK_SIZE, int(factor * num_sessions * session_bytes))
     cache = create_cache(KVLayout((FULL, WINDOW), BLOCK_SIZE, probe.num_slabs + 1), CacheOptions(eviction_policy=policy))
@@ -38,10 +39,10 @@ def round_robin(factor: float, policy: str, num_sessions: int, num_turns: int, t
     for turn in range(num_turns):
         for session, chat in enumerate(chats):
             prompt = chat + [rng.randrange(1 << 18) for _ in range(turn_tokens)]
-            request = ScheduledRequest(f"{turn}/{session}", prompt, SamplingParams(max_tokens=OUTPUT_TOKENS), arrival_time=float(turn))
+            request = ScheduledRequest(f"{turn}/{session}", prompt, SamplingParams(max_tokens=output_tokens), arrival_time=float(turn))
             resent += len(chat)
             scheduler.add(request)
-            chats[session] = request.token_ids
+            chats[session] = request.token_ids if keeps_answers else prompt.copy()
         run_dry(scheduler, rng)
     stats = scheduler.cache_stats()
     rate = stats.hit_tokens / resent
@@ -55,10 +56,14 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=20)
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--turn-tokens", type=int, default=400)
+    parser.add_argument("--output-tokens", type=int, default=100)
+    parser.add_argument(
+        "--drop-answers", action="store_true", help="the next prompt repeats the prompts alone, as if answers were thoughts"
+    )
     args = parser.parse_args()
     for factor in args.factors:
         for policy in args.policies:
-            print(round_robin(factor, policy, args.sessions, args.turns, args.turn_tokens))
+            print(round_robin(factor, policy, args.sessions, args.turns, args.turn_tokens, args.output_tokens, not args.drop_answers))
 
 
 if __name__ == "__main__":

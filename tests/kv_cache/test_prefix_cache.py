@@ -171,7 +171,7 @@ def test_a_sequence_that_parts_resumes_at_an_earlier_boundary() -> None:
     system = prompt(0, 16)
     cache.run(system + prompt(100, 24))
     cache.run(system + prompt(200, 24))
-    while cache.prefix._spare:
+    while cache.prefix._windows.spare:
         cache.prefix.evict()
     cache.check_integrity([])
     # Where the two part is a boundary; the middle of the first is none any more.
@@ -183,11 +183,25 @@ def test_a_sequence_that_parts_resumes_at_an_earlier_boundary() -> None:
 def test_what_is_computed_anew_fills_the_holes_in_the_window() -> None:
     cache = Cache(WINDOW_8)
     cache.run(prompt(0, 40))
-    while cache.prefix._spare:
+    while cache.prefix._windows.spare:
         cache.prefix.evict()
     assert cache.run(prompt(0, 21)) == 0
     assert cache.cached(prompt(0, 21)) == 20
     assert len(list(cache.prefix._nodes())) == 10
+
+
+def test_a_chat_that_drops_what_was_generated_resumes_before_it() -> None:
+    cache = Cache(WINDOW_8)
+    for turn in range(1, 4):
+        chat = cache.start(prompt(0, 20 * turn))
+        chat.token_ids += prompt(1000 * turn, 24)
+        assert cache.compute(chat)
+        cache.end(chat)
+        while cache.prefix._windows.spare:
+            cache.prefix.evict()
+        # Behind the latest prompt, and behind an earlier one only while its answer is there for a fork.
+        assert cache.cached(prompt(0, 20 * turn) + prompt(500, 20)) == 20 * turn - BLOCK
+        assert [node.depth for node in cache.prefix._nodes() if node.is_prompt_end] == [5 * turn - 1]
 
 
 def test_children_go_before_parents() -> None:

@@ -174,10 +174,11 @@ def test_random_schedules_with_shared_prefixes(overlap: bool) -> None:
     assert num_hits > 1000 and num_evictions > 1000 and num_preemptions > 10 and num_duplicates > 20
 
 
-def round_robin(factor: float, *, num_sessions: int = 20, num_turns: int = 5) -> float:
+def round_robin(factor: float, *, keeps_answers: bool = True, num_sessions: int = 20, num_turns: int = 5) -> float:
     """The share of re-sent tokens that were hits when so many chats take turns, each of them longer with every turn.
 
     factor: the pool's bytes over those of the full layers' KV of all sessions at their end and one window for each.
+    keeps_answers: the next prompt repeats the answers, and not the prompts alone, as with models whose thoughts are dropped.
     """
     turn_tokens, output_tokens, block_size = 48, 40, 16
     length, window = num_turns * (turn_tokens + output_tokens), GEMMA_GROUPS[1].window or 0
@@ -197,7 +198,7 @@ def round_robin(factor: float, *, num_sessions: int = 20, num_turns: int = 5) ->
         # Of what is sent again, the last block can never be whole: its last token was not computed.
         resent += sum(len(chat) - 1 for chat in chats)
         hits += sum(request.num_cached_tokens for request in requests)
-        chats = [request.token_ids for request in requests]
+        chats = [list(request.token_ids if keeps_answers else request.token_ids[: request.num_prompt_tokens]) for request in requests]
     return hits / resent
 
 
@@ -205,6 +206,7 @@ def test_chats_that_take_turns_find_their_prefixes() -> None:
     rates = [round_robin(factor) for factor in (2.0, 1.2, 0.8)]
     assert rates[0] >= 0.9
     assert rates[0] >= rates[1] > rates[2]
+    assert round_robin(2.0, keeps_answers=False) >= 0.9
 
 
 def test_blocks_out_of_the_window_are_not_in_use() -> None:

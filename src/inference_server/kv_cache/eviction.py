@@ -57,16 +57,16 @@ class EvictionQueue:
             heapq.heapify(self._heap)
             self._compact_at = 2 * len(self._heap) + 1024
 
-    def pop(self) -> PrefixNode | None:
-        """Take out the leaf to evict next; None when all are locked."""
+    def first(self) -> PrefixNode | None:
+        """The leaf to evict next, in the queue until it is gone or locked; None when all are locked."""
         while self._heap:
-            entry = heapq.heappop(self._heap)
-            if self._is_valid(entry):
-                return entry[2]
+            if self._is_valid(self._heap[0]):
+                return self._heap[0][2]
+            heapq.heappop(self._heap)
         return None
 
     def nodes(self) -> set[PrefixNode]:
-        """All that would be popped in the end."""
+        """All that would be first one day."""
         return {entry[2] for entry in self._heap if self._is_valid(entry)}
 
     def _is_valid(self, entry: tuple[Rank, int, PrefixNode]) -> bool:

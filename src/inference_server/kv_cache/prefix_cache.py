@@ -7,7 +7,6 @@ block table and takes no free block: `CacheManager` does, and asks for evictions
 The idea of the tree is RadixAttention's (Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs", 2024).
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -17,15 +16,21 @@ from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.eviction import EvictionPolicy, EvictionQueue
 from inference_server.kv_cache.exact_match import ExactMatchIndex
 from inference_server.kv_cache.prefix_node import BlockKey, PrefixNode
+from inference_server.kv_cache.window_blocks import WINDOW, WindowBlocks
 
-FULL, WINDOW = 0, 1
+FULL = 0
 
 
 @dataclass(slots=True)
 class _Hold:
-    """What a request locks: `node` and all above it. duplicates: blocks of nodes it locks while its tables hold copies of its own."""
+    """What a request locks: `node` and all above it.
+
+    prompt_end: the last one above, until the request's own takes its place.
+    duplicates: blocks of nodes that it locks while its tables hold copies of its own.
+    """
 
     node: PrefixNode
+    prompt_end: PrefixNode | None
     duplicates: list[int] = field(default_factory=list)
 
 
@@ -39,17 +44,12 @@ class PrefixCache:
         self.evicted_bytes = 0
         self._pool = pool
         self._block_size = pool.layout.block_size
-        self._has_window = len(pool.layout.groups) == 2
-        # The first token after a boundary reads its window less itself.
-        self._window_blocks = max(-(-((group.window or 1) - 1) // self._block_size) for group in pool.layout.groups)
+        self._windows = WindowBlocks(pool)
         self._root = PrefixNode()
         self._exact = ExactMatchIndex()
         self._holds: dict[str, _Hold] = {}
+        self._policy = policy
         self._queue = EvictionQueue(policy, self._is_evictable)
-        # Nodes whose window block no request uses, oldest first: those that no boundary needs, and the others.
-        self._spare: OrderedDict[PrefixNode, None] = OrderedDict()
-        self._needed: OrderedDict[PrefixNode, None] = OrderedDict()
-        self._node_by_window_block: dict[int, PrefixNode] = {}
         self._time = 0
 
     @staticmethod
@@ -62,20 +62,17 @@ class PrefixCache:
 
         Returns its blocks by layer group, one reference taken of each, null where the window has passed.
         """
-        nodes = self._reusable(self._find(request))
+        nodes = self._windows.resumable(self._find(request))
         self._time += 1
+        hold = self._holds[request.request_id] = _Hold(nodes[-1] if nodes else self._root, None)
         for node in nodes:
             node.last_used = self._time
-        self._holds[request.request_id] = _Hold(nodes[-1] if nodes else self._root)
+            if node.is_prompt_end:
+                hold.prompt_end = node
         tables = [[node.block for node in nodes]]
         self._pool.share(FULL, tables[FULL])
-        if self._has_window:
-            num_passed = max(0, len(nodes) - self._window_blocks)
-            in_window = nodes[num_passed:]
-            self._pool.share(WINDOW, [node.window_block for node in in_window])
-            for node in in_window:
-                self._settle(node)
-            tables.append([0] * num_passed + [node.window_block for node in in_window])
+        if self._windows.exist:
+            tables.append(self._windows.share(nodes))
         return tables
 
     def commit(self, request: ScheduledRequest) -> None:
@@ -87,7 +84,9 @@ class PrefixCache:
         node = hold.node
         self._time += 1
         full = request.block_tables[FULL].block_ids
-        window = request.block_tables[WINDOW].block_ids if self._has_window else [0] * num_blocks
+        window = request.block_tables[WINDOW].block_ids if self._windows.exist else [0] * num_blocks
+        # Where the same prompt would resume, should it come again.
+        prompt_end = (request.num_prompt_tokens - 1) // size
         grown: PrefixNode | None = None
         for index in range(node.depth, num_blocks):
             ids = request.token_ids[index * size : (index + 1) * size]
@@ -100,14 +99,20 @@ class PrefixCache:
             else:
                 self._join(hold, child, full[index])
             if window[index] and not child.window_block:
-                self._keep_window(child, window[index])
+                self._windows.keep(child, window[index])
             child.last_used = self._time
+            if index + 1 == prompt_end:
+                self._move_prompt_end(hold, child)
             node = child
         hold.node = node
         if grown is not None:
             # In this order, what both need stays needed throughout.
             self._update_boundary(node)
             self._update_boundary(grown)
+
+    def window_released(self, blocks: Iterable[int]) -> None:
+        """A request let go of these window blocks."""
+        self._windows.released(blocks)
 
     def let_go(self, request: ScheduledRequest) -> None:
         """Unlock the request's nodes, its tables being released already. Idempotent."""
@@ -119,24 +124,22 @@ class PrefixCache:
         hold.node.last_used = self._time
         self._offer(hold.node)
 
-    def window_released(self, blocks: Iterable[int]) -> None:
-        """A request let go of these window blocks."""
-        for block in blocks:
-            node = self._node_by_window_block.get(block)
-            if node is not None:
-                self._settle(node)
-
     def evict(self) -> bool:
         """Give up one block, or one leaf, that no request uses. False if there is none.
 
-        The order: window blocks that no boundary needs, leaves by the policy, window blocks that locked nodes can do without.
+        The order: spare window blocks; by the policy, leaves and the window blocks before prompt ends; window blocks that locked
+        nodes can do without.
         """
-        if self._spare:
-            self._drop_window(next(iter(self._spare)))
-        elif (leaf := self._queue.pop()) is not None:
+        windows, leaf = self._windows, self._queue.first()
+        spare, wanted, needed = (next(iter(nodes), None) for nodes in (windows.spare, windows.wanted, windows.needed))
+        if spare is not None:
+            self._drop_window(spare)
+        elif wanted is not None and (leaf is None or self._policy.rank(wanted) <= self._policy.rank(leaf)):
+            self._drop_window(wanted)
+        elif leaf is not None:
             self._remove(leaf)
-        elif self._needed:
-            self._drop_window(next(iter(self._needed)))
+        elif needed is not None:
+            self._drop_window(needed)
         else:
             return False
         return True
@@ -163,20 +166,6 @@ class PrefixCache:
             self._exact.put(key, node)
         return nodes
 
-    def _reusable(self, nodes: list[PrefixNode]) -> list[PrefixNode]:
-        """The longest part from the root on whose last window is there."""
-        if not self._has_window:
-            return nodes
-        end, num_present = len(nodes), 0
-        for index in range(len(nodes) - 1, -1, -1):
-            if num_present == self._window_blocks:
-                break
-            if nodes[index].window_block:
-                num_present += 1
-            else:
-                end, num_present = index, 0
-        return nodes[:end]
-
     def _join(self, hold: _Hold, node: PrefixNode, block: int) -> None:
         """The request has computed what another did before: keep one of the two, and lock that."""
         if self._pool.ref_count(FULL, node.block):
@@ -187,25 +176,17 @@ class PrefixCache:
             self._pool.keep(FULL, block)
             node.block = block
 
-    def _keep_window(self, node: PrefixNode, block: int) -> None:
-        self._pool.keep(WINDOW, block)
-        node.window_block = block
-        self._node_by_window_block[block] = node
-
     def _drop_window(self, node: PrefixNode) -> None:
-        self._spare.pop(node, None)
-        self._needed.pop(node, None)
-        del self._node_by_window_block[node.window_block]
-        self._pool.drop(WINDOW, node.window_block)
+        self._windows.drop(node)
         self.evicted_bytes += self._pool.layout.block_bytes(WINDOW)
-        node.window_block = 0
 
     def _remove(self, leaf: PrefixNode) -> None:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.key]
         self._update_boundary(parent)
-        self._set_boundary(leaf, False)
+        self._windows.set_boundary(leaf, False)
+        self._windows.set_prompt_end(leaf, False)
         if leaf.window_block:
             self._drop_window(leaf)
         self._pool.drop(FULL, leaf.block)
@@ -215,31 +196,14 @@ class PrefixCache:
         self._offer(parent)
 
     def _update_boundary(self, node: PrefixNode) -> None:
-        self._set_boundary(node, node is not self._root and len(node.children) != 1)
+        self._windows.set_boundary(node, node is not self._root and len(node.children) != 1)
 
-    def _set_boundary(self, node: PrefixNode, is_boundary: bool) -> None:
-        if node.is_boundary is is_boundary:
-            return
-        node.is_boundary = is_boundary
-        change = 1 if is_boundary else -1
-        current: PrefixNode | None = node
-        for _ in range(self._window_blocks):
-            if current is None or current is self._root:
-                break
-            current.num_needing += change
-            if current.num_needing == (1 if is_boundary else 0):
-                self._settle(current)
-            current = current.parent
-
-    def _settle(self, node: PrefixNode) -> None:
-        """Put a node's window block where it belongs: in use, needed or spare."""
-        is_unused = node.window_block and not self._pool.ref_count(WINDOW, node.window_block)
-        if not is_unused or node.num_needing:
-            self._spare.pop(node, None)
-        if not is_unused or not node.num_needing:
-            self._needed.pop(node, None)
-        if is_unused:
-            (self._needed if node.num_needing else self._spare).setdefault(node)
+    def _move_prompt_end(self, hold: _Hold, node: PrefixNode) -> None:
+        """A chat is not likely to go back behind its latest prompt."""
+        self._windows.set_prompt_end(node, True)
+        if hold.prompt_end is not None and hold.prompt_end is not node:
+            self._windows.set_prompt_end(hold.prompt_end, False)
+        hold.prompt_end = node
 
     def _offer(self, node: PrefixNode) -> None:
         if self._is_evictable(node):
@@ -265,21 +229,12 @@ class PrefixCache:
         pool, nodes = self._pool, list(self._nodes())
         assert all(node.parent is not None and node.parent.children[node.key] is node for node in nodes), "a parent is off"
         assert all(node.depth == node.parent.depth + 1 for node in nodes if node.parent), "a depth is off"
-        for group, kept in enumerate(([n.block for n in nodes], [n.window_block for n in nodes if n.window_block])):
-            assert len(set(kept)) == len(kept), "two nodes keep one block"
-            if group < len(pool.layout.groups):
-                assert set(kept) == {b for b in range(pool.layout.num_blocks(group)) if pool.is_kept(group, b)}, "a kept block is lost"
-        assert self._node_by_window_block == {n.window_block: n for n in nodes if n.window_block}, "the window blocks are off"
+        kept = {node.block for node in nodes}
+        assert len(kept) == len(nodes), "two nodes keep one block"
+        assert kept == {b for b in range(pool.layout.num_blocks(FULL)) if pool.is_kept(FULL, b)}, "a kept block is lost"
         for node in nodes:
             assert node.is_boundary == (len(node.children) != 1), "a boundary is off"
             locked_above = node.parent is self._root or pool.ref_count(FULL, node.parent.block if node.parent else 0)
             assert locked_above or not pool.ref_count(FULL, node.block), "a locked node below an unlocked one"
-        needing = {node: 0 for node in nodes}
-        for boundary in nodes:
-            for node in boundary.path()[::-1][: self._window_blocks] if boundary.is_boundary else ():
-                needing[node] += 1
-        assert all(node.num_needing == count for node, count in needing.items()), "a window's need is off"
-        unused = {n for n in nodes if n.window_block and not pool.ref_count(WINDOW, n.window_block)}
-        assert set(self._spare) == {n for n in unused if not n.num_needing}, "the spare window blocks are off"
-        assert set(self._needed) == {n for n in unused if n.num_needing}, "the needed window blocks are off"
         assert self._queue.nodes() == {node for node in nodes if self._is_evictable(node)}, "an unlocked leaf is not on offer"
+        self._windows.check_integrity(nodes)

@@ -15,7 +15,8 @@ class PrefixNode:
     depth: blocks from the root, this one included. last_used: a logical time.
     block: its KV in the full group. window_block: its KV in the window group, 0 where there is none (any more).
     is_boundary: a sequence ends here or several part here, so a later one is likely to resume here.
-    num_needing: boundaries whose first token after them still reads this window block.
+    is_prompt_end: the latest prompt of its sequence ends here; a chat that drops its model's thoughts resumes here.
+    num_needing, num_wanting: boundaries, and prompt ends, behind which the first token still reads this window block.
     exact_key: its entry in the `ExactMatchIndex`.
     """
 
@@ -26,7 +27,9 @@ class PrefixNode:
     window_block: int = 0
     last_used: int = 0
     is_boundary: bool = False
+    is_prompt_end: bool = False
     num_needing: int = 0
+    num_wanting: int = 0
     exact_key: bytes | None = None
     children: dict[BlockKey, PrefixNode] = field(default_factory=dict, repr=False)
 
