@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, FilePath, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
-from inference_server.core.options import ApiOptions, CacheOptions, EngineOptions, ModelOptions, PrefillMode, SchedulerOptions
+from inference_server.core.options import ApiOptions, CacheOptions, EngineOptions, ModelOptions, PolicyName, PrefillMode, SchedulerOptions
 
 EMBEDDED_MODEL = "embedded"
 
@@ -24,7 +24,6 @@ AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "backend": ("auto", "custom", "hf"),
         "quantization": ("none",),
-        "scheduling_policy": ("fcfs",),
         "eviction_policy": ("lru",),
         "enable_prefix_cache": (False,),
         "custom_backend_compile": (False,),
@@ -85,7 +84,9 @@ class Settings(BaseSettings):
         PrefillMode.MIXED, description="monolithic, chunked, batched or mixed (prefill chunks and decodes in one forward)"
     )
     prefill_chunk_size: int = Field(512, gt=0, description="Most prompt tokens of one request in one forward")
-    scheduling_policy: Literal["fcfs", "fair"] = Field("fcfs", description="fcfs or fair")
+    scheduling_policy: PolicyName = Field(
+        PolicyName.FAIR, description="fair (equal shares between clients) or fcfs (first come, first served)"
+    )
     eviction_policy: Literal["lru", "sink_lru", "h2o"] = Field("lru", description="lru, sink_lru or h2o")
     kv_cache_block_size: int = Field(16, gt=0, le=256, description="Tokens per KV block, a power of two")
     kv_cache_num_blocks: int | None = Field(None, gt=1, description="Blocks of the KV pool; unset: by KV_CACHE_MEMORY_FRACTION")
@@ -164,6 +165,7 @@ class Settings(BaseSettings):
             max_batched_tokens=self.max_batched_tokens,
             prefill_mode=self.prefill_mode,
             prefill_chunk_size=self.prefill_chunk_size,
+            scheduling_policy=self.scheduling_policy,
         )
 
     def engine_options(self) -> EngineOptions:

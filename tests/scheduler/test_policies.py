@@ -2,7 +2,7 @@
 
 from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.scheduler.policies import FCFSPolicy
+from inference_server.scheduler.policies import FCFSPolicy, SchedulingPolicy
 
 
 def make_request(name: str, arrival: float, priority: int = 0) -> ScheduledRequest:
@@ -13,6 +13,15 @@ def names(policy: FCFSPolicy) -> list[str]:
     return [request.request_id for request in policy]
 
 
+def served(policy: SchedulingPolicy) -> list[str]:
+    """The waiting requests in the order in which they are admitted."""
+    order = []
+    while (request := policy.peek()) is not None:
+        policy.start(request)
+        order.append(request.request_id)
+    return order
+
+
 def test_order_is_priority_then_arrival_then_queueing() -> None:
     policy = FCFSPolicy()
     for name, arrival, priority in [("late", 9, 0), ("first", 1, 0), ("second", 1, 0), ("urgent", 10, -1), ("patient", 0, 5)]:
@@ -20,7 +29,7 @@ def test_order_is_priority_then_arrival_then_queueing() -> None:
     assert names(policy) == ["urgent", "first", "second", "late", "patient"]
     head = policy.peek()
     assert head is not None and head.request_id == "urgent"
-    assert [policy.pop().request_id for _ in range(5)] == ["urgent", "first", "second", "late", "patient"]
+    assert served(policy) == ["urgent", "first", "second", "late", "patient"]
     assert policy.peek() is None and len(policy) == 0
 
 
@@ -38,11 +47,12 @@ def test_remove_takes_exactly_the_one_and_only_once() -> None:
     requests = [make_request(str(i), arrival=1.0) for i in range(5)]
     for request in requests:
         policy.push(request)
-    assert policy.remove(requests[3])
-    assert not policy.remove(requests[3])
+    assert policy.end(requests[3])
+    assert not policy.end(requests[3])
     assert names(policy) == ["0", "1", "2", "4"]
-    policy.pop()
-    assert not policy.remove(requests[0])
+    policy.start(requests[0])
+    assert not policy.end(requests[0])
+    assert len(policy) == 3
 
 
 def test_rank_puts_the_latest_of_the_lowest_priority_last() -> None:

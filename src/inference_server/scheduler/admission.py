@@ -1,7 +1,8 @@
 """Which waiting requests may start: enough memory for what they are known to need, and not more active tokens than allowed.
 
 The whole prompt counts, not its first chunk, and so does what admitted prompts have yet to take. Output is not reserved: a
-watermark of free slabs lets running requests grow, and preemption is the answer when that was too little.
+watermark of free slabs lets running requests grow, and preemption is the answer when that was too little. Each preemption of a
+request doubles the room for growth that it waits for, so that it is not preempted again at once.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from inference_server.scheduler.active_batch import ActiveBatch
 
 
 class HoldReason(StrEnum):
-    """Why the head of the queue waits."""
+    """Why a request waits."""
 
     SLOTS = "slots"
     ACTIVE_TOKENS = "active_tokens"
@@ -22,12 +23,20 @@ class HoldReason(StrEnum):
 
 
 class AdmissionController:
-    """The gates between the queue and the batch. watermark: share of the pool that an admission must leave free."""
+    """The gates between the queue and the batch, and for how long a request that they hold may be overtaken.
 
-    def __init__(self, cache: CacheManager, *, max_active_tokens: int | None = None, watermark: float = 0.01) -> None:
+    watermark: share of the pool that an admission must leave free.
+    """
+
+    def __init__(
+        self, cache: CacheManager, *, max_active_tokens: int | None = None, watermark: float = 0.01, ageing_s: float = 5.0
+    ) -> None:
         self.cache = cache
         self.max_active_tokens = max_active_tokens
-        self.spare_slabs = ceil(watermark * cache.num_slabs)
+        self.ageing_s = ageing_s
+        self._spare_slabs = ceil(watermark * cache.num_slabs)
+        self._oldest_held: ScheduledRequest | None = None
+        self._held_since = 0.0
 
     def open(self, batch: ActiveBatch, chunk_tokens: int) -> "AdmissionPass":
         """Start one scheduling pass over what is admitted already. chunk_tokens: the most one step computes of a prompt."""
@@ -37,6 +46,25 @@ class AdmissionController:
             pending = _add(pending, self.cache.pending_blocks(request, chunk_tokens))
             recomputing |= request.num_preemptions > 0
         return AdmissionPass(self, len(batch), batch.num_tokens, chunk_tokens, pending, recomputing)
+
+    def spare_slabs(self, request: ScheduledRequest) -> int:
+        """What must stay free beside the request: for one that was preempted up to half of the pool."""
+        spare = self._spare_slabs
+        return spare << min(request.num_preemptions, max(0, (self.cache.num_slabs // (2 * spare or 1)).bit_length() - 1))
+
+    def hold(self, request: ScheduledRequest, now: float) -> None:
+        """The queue's head does not fit. One such request at a time grows old."""
+        if self._oldest_held is None:
+            self._oldest_held, self._held_since = request, now
+
+    def let_go(self, request: ScheduledRequest) -> None:
+        """The request has been admitted, or has ended."""
+        if self._oldest_held is request:
+            self._oldest_held = None
+
+    def overdue(self, now: float) -> ScheduledRequest | None:
+        """The request that nobody may overtake any more."""
+        return self._oldest_held if now - self._held_since >= self.ageing_s else None
 
 
 @dataclass(slots=True)
@@ -62,7 +90,7 @@ class AdmissionPass:
         if self.num_active:
             if controller.max_active_tokens is not None and active_tokens > controller.max_active_tokens:
                 return HoldReason.ACTIVE_TOKENS
-            if self.recomputing or not controller.cache.can_fit(pending, controller.spare_slabs):
+            if self.recomputing or not controller.cache.can_fit(pending, controller.spare_slabs(request)):
                 return HoldReason.KV_BLOCKS
         self.num_active += 1
         self.active_tokens = active_tokens
