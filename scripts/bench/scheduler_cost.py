@@ -32,9 +32,7 @@ def make_scheduler(num_running: int, policy: PolicyName, num_steps: int) -> Cont
     groups = (LayerGroup((0,), 1, 64, 2), LayerGroup((1, 2, 3, 4, 5), 1, 64, 2, window=512))
     blocks = num_running * ((PROMPT_TOKENS + 16 + max_tokens(num_steps)) // 16 + 3)
     cache = CacheManager(BlockPool(KVLayout.from_num_blocks(groups, 16, 2 * blocks)))
-    options = SchedulerOptions(
-        max_batch_size=num_running, max_batched_tokens=num_running * (PROMPT_TOKENS + 16), scheduling_policy=policy
-    )
+    options = SchedulerOptions(max_batch_size=num_running, max_batched_tokens=num_running * (PROMPT_TOKENS + 16), scheduling_policy=policy)
     return ContinuousBatchScheduler(cache, options)
 
 
@@ -80,7 +78,9 @@ def main() -> None:
         gc.collect()
         times = step_times(scheduler, args, num_waiting)
         p99 = quantiles(times, n=100)[98]
-        print(f"{args.policy} {args.running} running, {num_waiting:>6} waiting: median {median(times) * 1e3:.3f} ms, p99 {p99 * 1e3:.3f} ms")
+        print(
+            f"{args.policy} {args.running} running, {num_waiting:>6} waiting: median {median(times) * 1e3:.3f} ms, p99 {p99 * 1e3:.3f} ms"
+        )
 
 
 if __name__ == "__main__":

@@ -1,17 +1,21 @@
 """Which waiting requests may start: enough memory for what they are known to need, and not more active tokens than allowed.
 
 The whole prompt counts, not its first chunk, and so does what admitted prompts have yet to take. Output is not reserved: a
-watermark of free slabs lets running requests grow, and preemption is the answer when that was too little. Each preemption of a
-request doubles the room for growth that it waits for, so that it is not preempted again at once.
+watermark of free slabs lets running requests grow, and preemption is the answer when that was too little. Each preemption
+raises the watermark and each end lowers it, so that who is admitted next is not preempted at once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil
 
 from inference_server.core.request import ScheduledRequest
 from inference_server.kv_cache.cache_manager import CacheManager
 from inference_server.scheduler.active_batch import ActiveBatch
+
+_HEADROOM_PER_ROW = 0.25
+_HEADROOM_KEPT = 0.9
+_MOST_HEADROOM = 0.3
 
 
 class HoldReason(StrEnum):
@@ -22,10 +26,32 @@ class HoldReason(StrEnum):
     KV_BLOCKS = "kv_blocks"
 
 
-class AdmissionController:
-    """The gates between the queue and the batch, and for how long a request that they hold may be overtaken.
+@dataclass(slots=True)
+class Holds:
+    """What one pass found to hold the waiting requests. Those that it did not look at wait for what the last of these waits for."""
 
-    watermark: share of the pool that an admission must leave free.
+    counts: dict[HoldReason, int] = field(default_factory=dict)
+    last: HoldReason = HoldReason.SLOTS
+
+    def add(self, reason: HoldReason) -> None:
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        self.last = reason
+
+    def by_reason(self, num_waiting: int) -> dict[str, int]:
+        """Every waiting request, some of which may have gone since the pass."""
+        left, known = num_waiting, {}
+        for reason, count in self.counts.items():
+            known[reason.value] = min(count, left)
+            left -= known[reason.value]
+        known[self.last.value] = known.get(self.last.value, 0) + left
+        return {reason: count for reason, count in known.items() if count}
+
+
+class AdmissionController:
+    """The gates between the queue and the batch, and how long a request that they hold may be overtaken.
+
+    watermark: share of the pool that an admission must leave free. ageing_s: after so many seconds at the gates nobody of the
+    same priority passes a request any more, so that it gets in when those before it have ended.
     """
 
     def __init__(
@@ -33,8 +59,9 @@ class AdmissionController:
     ) -> None:
         self.cache = cache
         self.max_active_tokens = max_active_tokens
-        self.ageing_s = ageing_s
-        self._spare_slabs = ceil(watermark * cache.num_slabs)
+        self._ageing_s = ageing_s
+        self._watermark_slabs = ceil(watermark * cache.num_slabs)
+        self._headroom_slabs = 0.0
         self._oldest_held: ScheduledRequest | None = None
         self._held_since = 0.0
 
@@ -47,24 +74,41 @@ class AdmissionController:
             recomputing |= request.num_preemptions > 0
         return AdmissionPass(self, len(batch), batch.num_tokens, chunk_tokens, pending, recomputing)
 
-    def spare_slabs(self, request: ScheduledRequest) -> int:
-        """What must stay free beside the request: for one that was preempted up to half of the pool."""
-        spare = self._spare_slabs
-        return spare << min(request.num_preemptions, max(0, (self.cache.num_slabs // (2 * spare or 1)).bit_length() - 1))
+    @property
+    def spare_slabs(self) -> int:
+        """What an admission must leave free: the watermark and the headroom."""
+        return self._watermark_slabs + int(self._headroom_slabs)
 
-    def hold(self, request: ScheduledRequest, now: float) -> None:
-        """The queue's head does not fit. One such request at a time grows old."""
+    def preempted(self, num_active: int) -> None:
+        """A request was preempted, and so many rows are left to grow."""
+        most = _MOST_HEADROOM * self.cache.num_slabs
+        self._headroom_slabs = min(self._headroom_slabs + _HEADROOM_PER_ROW * num_active, most)
+
+    def choose(self, head: ScheduledRequest | None, now: float) -> ScheduledRequest | None:
+        """The request to try next: the queue's head, or in its place one that has been held for `ageing_s`."""
+        overdue = self._overdue(now)
+        if head is None or overdue is None or head.num_preemptions or head.priority < overdue.priority:
+            return head
+        return overdue
+
+    def may_pass(self, held: ScheduledRequest, now: float) -> bool:
+        """Whether others may be admitted past the head that is held. One such head at a time grows old."""
         if self._oldest_held is None:
-            self._oldest_held, self._held_since = request, now
+            self._oldest_held, self._held_since = held, now
+        return self._overdue(now) is None
 
-    def let_go(self, request: ScheduledRequest) -> None:
-        """The request has been admitted, or has ended."""
+    def admitted(self, request: ScheduledRequest) -> None:
+        """It is held no more."""
         if self._oldest_held is request:
             self._oldest_held = None
 
-    def overdue(self, now: float) -> ScheduledRequest | None:
-        """The request that nobody may overtake any more."""
-        return self._oldest_held if now - self._held_since >= self.ageing_s else None
+    def ended(self, request: ScheduledRequest) -> None:
+        """It left its memory, if it had any."""
+        self.admitted(request)
+        self._headroom_slabs *= _HEADROOM_KEPT
+
+    def _overdue(self, now: float) -> ScheduledRequest | None:
+        return self._oldest_held if now - self._held_since >= self._ageing_s else None
 
 
 @dataclass(slots=True)
@@ -90,7 +134,7 @@ class AdmissionPass:
         if self.num_active:
             if controller.max_active_tokens is not None and active_tokens > controller.max_active_tokens:
                 return HoldReason.ACTIVE_TOKENS
-            if self.recomputing or not controller.cache.can_fit(pending, controller.spare_slabs(request)):
+            if self.recomputing or not controller.cache.can_fit(pending, controller.spare_slabs):
                 return HoldReason.KV_BLOCKS
         self.num_active += 1
         self.active_tokens = active_tokens

@@ -5,18 +5,17 @@ recomputation of a preempted request. A row is in flight while its scheduled cou
 (`num_collected_tokens`). Pure book-keeping on the engine thread: no clock, no tensors, no threads.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from inference_server.core.errors import PromptTooLongError
 from inference_server.core.options import PrefillMode, SchedulerOptions
 from inference_server.core.plan import StepPlan, StepResult
-from inference_server.core.records import CacheStats, FairnessStats, SchedulerStats
+from inference_server.core.records import CacheStats, SchedulerStats
 from inference_server.core.request import FinishReason, RequestStatus, ScheduledRequest
 from inference_server.kv_cache.cache_manager import CacheManager
 from inference_server.scheduler.active_batch import ActiveBatch
-from inference_server.scheduler.admission import AdmissionController, AdmissionPass, HoldReason
+from inference_server.scheduler.admission import AdmissionController, AdmissionPass, HoldReason, Holds
 from inference_server.scheduler.chunk_budget import ChunkBudget
 from inference_server.scheduler.drain_rate import DrainRate
 from inference_server.scheduler.policies import SchedulingPolicy, create_policy
@@ -24,7 +23,6 @@ from inference_server.scheduler.prefill_shape import shape_prefill
 
 _LOOKAHEAD = 16
 _NUM_FAIRNESS_KEYS = 10
-_FAIRNESS_STEPS = 16
 
 
 class ContinuousBatchScheduler:
@@ -45,7 +43,10 @@ class ContinuousBatchScheduler:
         policy: SchedulingPolicy | None = None,
         admission: AdmissionController | None = None,
     ) -> None:
-        """policy: None takes the options'. Without supports_mixed, prefill mode `mixed` becomes `chunked`. Raises ValueError for a budget below one token a row."""
+        """policy: None takes the one that the options name. Without supports_mixed, prefill mode `mixed` becomes `chunked`.
+
+        Raises ValueError for a budget below one token a row.
+        """
         if options.max_batched_tokens < options.max_batch_size:
             raise ValueError(f"max_batched_tokens ({options.max_batched_tokens}) is below max_batch_size ({options.max_batch_size})")
         self._cache = cache
@@ -54,25 +55,21 @@ class ContinuousBatchScheduler:
         self._max_batched_tokens = options.max_batched_tokens
         mode = options.prefill_mode
         self._mode = PrefillMode.CHUNKED if mode is PrefillMode.MIXED and not supports_mixed else mode
-        in_chunks = self._mode in (PrefillMode.MIXED, PrefillMode.CHUNKED)
+        self._in_chunks = in_chunks = self._mode in (PrefillMode.MIXED, PrefillMode.CHUNKED)
         self._chunk = min(options.prefill_chunk_size, options.max_batched_tokens)
         self.max_request_tokens = cache.max_request_tokens(self._chunk if in_chunks else None)
         # No chunk is longer than any sequence that fits, so this is "no limit" where prompts are computed whole.
-        self._in_chunks = in_chunks
         self._max_chunk = self._chunk if in_chunks else self.max_request_tokens
         self._batch = ActiveBatch(options.max_batch_size, self._policy.rank)
         self._chunk_budget = ChunkBudget(alternating=self._mode is PrefillMode.CHUNKED)
         self._drain_rate = DrainRate()
         self._resting: ScheduledRequest | None = None
-        self._held: Counter[HoldReason] = Counter()
-        self._hold_reason: HoldReason | None = None  # of the waiting requests that were not looked at
+        self._holds = Holds()
         self._prefill_turn = True
         self._next_step_id = 1
         self._waiting_tokens = 0
         self._admitted_total = 0
         self._preemptions_total = 0
-        self._fairness: tuple[FairnessStats, ...] = ()
-        self._fairness_due = 0
 
     def add(self, request: ScheduledRequest) -> None:
         """Queue a request, its max_tokens lowered to what it could generate alone in the pool.
@@ -133,7 +130,7 @@ class ContinuousBatchScheduler:
             self._release(request)
         if self._policy.end(request):
             self._waiting_tokens -= request.num_tokens
-        self._admission.let_go(request)
+        self._admission.ended(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.num_inflight_tokens = 0
@@ -153,13 +150,13 @@ class ContinuousBatchScheduler:
             num_waiting=len(self._policy),
             num_prefilling=len(self._batch.prefilling),
             num_running=len(self._batch.running),
-            waiting_by_reason=self._waiting_by_reason(),
+            waiting_by_reason=self._holds.by_reason(len(self._policy)),
             admitted_total=self._admitted_total,
             preemptions_total=self._preemptions_total,
             waiting_tokens=self._waiting_tokens,
             active_tokens=self._batch.num_tokens,
             drain_rate=self._drain_rate.tokens_per_s,
-            fairness=self._latest_fairness(),
+            fairness=self._policy.fairness(_NUM_FAIRNESS_KEYS),
         )
 
     def cache_stats(self) -> CacheStats:
@@ -230,51 +227,35 @@ class ContinuousBatchScheduler:
     def _admit(self, now: float) -> None:
         """Move waiting requests into free slots, in the policy's order.
 
-        Past a head that is held the next few may try, unless it has been held for too long, or waits for memory again after a
-        preemption.
+        Past a head that is held the next few may try, unless one has been held for too long, or the head waits for memory
+        again after a preemption.
         """
         admitted, tokens = self._admitted_total, self._waiting_tokens
-        self._held.clear()
-        self._hold_reason = HoldReason.SLOTS
+        self._holds = Holds()
         if len(self._policy) and not self._batch.full:
             gate = self._admission.open(self._batch, self._max_chunk)
-            overdue = self._admission.overdue(now)
-            while (head := overdue or self._policy.peek()) is not None and self._start(head, gate, now):
-                overdue = None
-            if head is not None and not self._batch.full:
-                self._admission.hold(head, now)
-                if head is not overdue and not head.num_preemptions:
-                    for request in self._policy.lookahead(_LOOKAHEAD):
-                        if request is not head:
-                            self._start(request, gate, now)
+            while (head := self._admission.choose(self._policy.peek(), now)) is not None and self._start(head, gate, now):
+                pass
+            if head is not None and not self._batch.full and not head.num_preemptions and self._admission.may_pass(head, now):
+                for request in self._policy.lookahead(_LOOKAHEAD):
+                    if request is not head:
+                        self._start(request, gate, now)
         self._drain_rate.observe(now, self._admitted_total - admitted, tokens - self._waiting_tokens, len(self._policy))
 
     def _start(self, request: ScheduledRequest, gate: AdmissionPass, now: float) -> bool:
         """Admit a waiting request, or count what holds it."""
         reason = HoldReason.SLOTS if self._batch.full else gate.admit(request)
         if reason is not None:
-            self._held[reason] += 1
-            self._hold_reason = reason
+            self._holds.add(reason)
             return False
         if request.admitted_time is None:
             request.admitted_time = now
         self._policy.start(request)
-        self._admission.let_go(request)
+        self._admission.admitted(request)
         self._waiting_tokens -= request.num_tokens
         self._batch.add(request)
         self._admitted_total += 1
         return True
-
-    def _waiting_by_reason(self) -> dict[str, int]:
-        """Requests beyond those that were looked at wait for what the last of these waits for."""
-        counts: dict[str, int] = {}
-        left = len(self._policy)
-        for reason, count in self._held.items():
-            counts[reason.value] = min(count, left)
-            left -= counts[reason.value]
-        if left and self._hold_reason is not None:
-            counts[self._hold_reason.value] = counts.get(self._hold_reason.value, 0) + left
-        return counts
 
     def _grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Get the blocks for the first `num_tokens` tokens, by preemption if need be. False if the row must sit this step out."""
@@ -296,6 +277,7 @@ class ContinuousBatchScheduler:
         request.num_computed_tokens = request.num_collected_tokens = 0
         request.num_preemptions += 1
         self._policy.requeue(request)
+        self._admission.preempted(len(self._batch))
         self._preemptions_total += 1
         self._waiting_tokens += request.num_tokens
 
@@ -303,13 +285,6 @@ class ContinuousBatchScheduler:
         """Rows of a single token are decodes, or cost as little."""
         num_single = plan.num_new_tokens.count(1)
         self._chunk_budget.observe(num_single, sum(plan.num_new_tokens) - num_single, elapsed_s)
-
-    def _latest_fairness(self) -> tuple[FairnessStats, ...]:
-        """Ranking the keys costs more than the rest of a snapshot, so it is done every few steps, and when the last request ends."""
-        if self._next_step_id >= self._fairness_due or not self.has_unfinished():
-            self._fairness = self._policy.fairness(_NUM_FAIRNESS_KEYS)
-            self._fairness_due = self._next_step_id + _FAIRNESS_STEPS
-        return self._fairness
 
     def _release(self, request: ScheduledRequest) -> None:
         self._batch.remove(request)

@@ -14,6 +14,8 @@ from inference_server.core.records import FairnessStats
 from inference_server.core.request import ScheduledRequest
 from inference_server.scheduler.ranked_queue import Rank, RankedQueue
 
+_FAIRNESS_EVERY = 32
+
 
 @dataclass(slots=True, eq=False)
 class _Share:
@@ -39,14 +41,12 @@ class FairPolicy:
     A prompt is charged when it is admitted, without what the prefix cache had of it, and an output token when it is
     returned. A key that comes back is lifted to the least counter among the keys that wait, so that time away earns
     nothing; when none waits, to that of the key that waited last. While two keys both wait, what they are served differs by
-    at most 2 * max(input_weight * longest prompt, output_weight * tokens that fit the batch) (theorem 4.4).
+    at most 2 * max(input_weight * longest prompt, output_weight * tokens that fit the batch).
 
     Keys with open requests are kept, the others for idle_limit_s, the latest max_idle of them. Time is that of arrivals.
     """
 
-    def __init__(
-        self, *, input_weight: int = 1, output_weight: int = 2, idle_limit_s: float = 600.0, max_idle: int = 1024
-    ) -> None:
+    def __init__(self, *, input_weight: int = 1, output_weight: int = 2, idle_limit_s: float = 600.0, max_idle: int = 1024) -> None:
         self._input_weight = input_weight
         self._output_weight = output_weight
         self._idle_limit_s = idle_limit_s
@@ -60,6 +60,8 @@ class FairPolicy:
         self._last_waiting = _Share("")
         self._num_pushed = self._num_started = self._num_joins = 0
         self._now = 0.0
+        self._fairness: tuple[FairnessStats, ...] = ()
+        self._num_asked = 0
 
     def push(self, request: ScheduledRequest) -> None:
         self._now = max(self._now, request.arrival_time)
@@ -67,16 +69,17 @@ class FairPolicy:
         share = self._shares.setdefault(request.fairness_key, _Share(request.fairness_key))
         self._idle.pop(share.key, None)
         share.num_open += 1
+        self._num_pushed += 1
+        self._ranks[request.request_id] = rank = (request.priority, request.arrival_time, self._num_pushed)
+        stands = bool(share.queue) and share.priority <= request.priority
         if not share.queue:
             share.counter = max(share.counter, self._least_counter())
-        self._num_pushed += 1
-        rank = (request.priority, request.arrival_time, self._num_pushed)
-        self._ranks[request.request_id] = rank
-        if share.queue:
+        elif not stands:
             self._leave_line(share)
         share.queue.add(rank, request)
         share.waiting_tokens += request.num_tokens
-        self._join_line(share)
+        if not stands:
+            self._join_line(share)
 
     def requeue(self, request: ScheduledRequest) -> None:
         self._ranks[request.request_id] = rank = self.rank(request)
@@ -97,11 +100,11 @@ class FairPolicy:
 
     def start(self, request: ScheduledRequest) -> None:
         share = self._shares[request.fairness_key]
-        self._take(request, share)
         if request.num_preemptions == 0:
             self._num_started += 1
             self._started[request.request_id] = request.priority, share.counter, self._num_started
             share.counter += self._input_weight * (request.num_prompt_tokens - request.num_cached_tokens)
+        self._take(request, share)
 
     def charge(self, requests: Iterable[ScheduledRequest]) -> None:
         shares, weight = self._shares, self._output_weight
@@ -133,8 +136,12 @@ class FairPolicy:
         return share.waiting_tokens * num_keys if share else 0
 
     def fairness(self, limit: int) -> tuple[FairnessStats, ...]:
-        top = nlargest(limit, self._shares.values(), key=lambda share: share.counter)
-        return tuple(FairnessStats(share.key, share.counter, len(share.queue), share.num_open) for share in top)
+        """Ranking the keys takes as long as the rest of a snapshot, so that is done now and then, and when all requests have ended."""
+        self._num_asked += 1
+        if self._num_asked % _FAIRNESS_EVERY == 1 or not (self._ranks or self._started):
+            top = nlargest(limit, self._shares.values(), key=lambda share: share.counter)
+            self._fairness = tuple(FairnessStats(share.key, share.counter, len(share.queue), share.num_open) for share in top)
+        return self._fairness
 
     def __len__(self) -> int:
         return len(self._ranks)
