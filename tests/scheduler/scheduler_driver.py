@@ -1,7 +1,7 @@
 """`Driver`: the engine's part in scheduler tests. Runs a scheduler over `FakeBackend`, with or without a step of overlap."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from inference_server.backends.fake_backend import FakeBackend, FakeStep
 from inference_server.core.kv_layout import KVLayout, LayerGroup
@@ -32,6 +32,7 @@ class Driver:
         overlap: bool = False,
         supports_mixed: bool = True,
         backend: FakeBackend | None = None,
+        step_time_s: Callable[[StepPlan], float] = lambda plan: 0.0,
     ) -> None:
         self.options = options
         layout = KVLayout(groups, block_size, num_slabs)
@@ -42,6 +43,7 @@ class Driver:
         self.backend.load()
         self.backend.allocate(layout)
         self.depth = 1 if overlap else 0
+        self.step_time_s = step_time_s
         self.in_flight: deque[tuple[StepPlan, FakeStep]] = deque()
         self.plans: list[StepPlan] = []
         self.unfinished: dict[str, ScheduledRequest] = {}
@@ -49,10 +51,12 @@ class Driver:
         self.finished: list[ScheduledRequest] = []
         self.num_added = 0
 
-    def add(self, prompt: Sequence[int], max_tokens: int = 4, *, stop_after: int = 1 << 30, priority: int = 0) -> ScheduledRequest:
+    def add(
+        self, prompt: Sequence[int], max_tokens: int = 4, *, stop_after: int = 1 << 30, priority: int = 0, key: str = ""
+    ) -> ScheduledRequest:
         """Queue a request that stops, as by a stop string, with its output token number `stop_after`."""
         sampling = SamplingParams(max_tokens=max_tokens)
-        request = ScheduledRequest(f"r{self.num_added}", list(prompt), sampling, arrival_time=float(self.num_added), priority=priority)
+        request = ScheduledRequest(f"r{self.num_added}", list(prompt), sampling, float(self.num_added), priority=priority, fairness_key=key)
         self.scheduler.add(request)
         self.num_added += 1
         self.unfinished[request.request_id] = request
@@ -120,6 +124,7 @@ class Driver:
     def _collect(self) -> None:
         plan, handle = self.in_flight.popleft()
         result = self.backend.collect(handle)
+        result.elapsed_s = self.step_time_s(plan)
         stops = {
             request.request_id: FinishReason.STOP
             for request, samples in zip(plan.requests, plan.samples, strict=True)
