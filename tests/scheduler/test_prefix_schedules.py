@@ -171,7 +171,7 @@ def test_random_schedules_with_shared_prefixes(overlap: bool) -> None:
         num_hits += stats.hit_tokens
         num_evictions += stats.evicted_blocks
         num_preemptions += driver.scheduler.scheduler_stats().preemptions_total
-    assert num_hits > 1000 and num_evictions > 1000 and num_preemptions > 10 and num_duplicates > 20
+    assert num_hits > 1000 and num_evictions > 1000 and num_preemptions > 3 and num_duplicates > 20
 
 
 def round_robin(factor: float, *, keeps_answers: bool = True, num_sessions: int = 20, num_turns: int = 5) -> float:
