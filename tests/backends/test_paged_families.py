@@ -24,7 +24,7 @@ def tiny(name: str, folder: Path) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_alone_batched_chunked_and_overlapped_give_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
+def test_alone_batched_chunked_resumed_and_overlapped_give_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
     model = tiny(name, tmp_path)
     alone = PagedDriver(tmp_path)
     tokens = []
@@ -38,7 +38,9 @@ def test_alone_batched_chunked_and_overlapped_give_the_tokens_of_transformers(na
     assert len({token for row in tokens for token in row}) > 2 * len(PROMPTS), "tokens that repeat would hide faults"
     assert alone.generate(PROMPTS, NEW_TOKENS) == tokens
     assert PagedDriver(tmp_path, seed=1).generate(PROMPTS, NEW_TOKENS, chunk=3) == tokens
-    assert PagedDriver(tmp_path, seed=2, block_size=16, num_blocks=100).generate(PROMPTS, NEW_TOKENS, chunk=13) == tokens
+    resumed = [prompt + known[:3] for prompt, known in zip(PROMPTS, tokens, strict=True)]  # as after a preemption
+    again = PagedDriver(tmp_path, seed=2, block_size=16, num_blocks=100).generate(resumed, NEW_TOKENS - 3, chunk=13)
+    assert again == [known[3:] for known in tokens]
     assert PagedDriver(tmp_path, seed=3).generate_overlapped(PROMPTS, NEW_TOKENS) == tokens
 
 

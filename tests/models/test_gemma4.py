@@ -99,6 +99,7 @@ class Joined:
 def test_a_prefill_is_byte_identical_to_the_eager_path_of_transformers(name: str) -> None:
     reference = TINY[name]()
     reference.set_attn_implementation("eager")
+    reference.set_experts_implementation("eager")
     weights = Unfused(DictSource(dict(reference.state_dict())), torch.device("cpu"), torch.float32)
     model = Gemma4(Gemma4Config.from_dict(config_of(reference)), weights)
     ids = torch.randint(0, 512, (37,))

@@ -52,11 +52,11 @@ def moe_experts(
     expert_ids, weights (fp32): [tokens, top_k]. Computes in the dtype of the experts, sums in fp32, returns as x.
     """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    wide, flat_ids, flat_weights = x.to(gate_up.dtype), expert_ids.flatten(), weights.flatten()
+    wide, flat_ids, flat_weights = x.to(gate_up.dtype), expert_ids.t().flatten(), weights.t().flatten()  # first choices first
     by_expert = flat_ids.argsort(stable=True).split(torch.bincount(flat_ids, minlength=len(gate_up)).tolist())
     for expert, choices in enumerate(by_expert):  # indices into the flat ids
         if len(choices):
-            tokens = choices // expert_ids.shape[1]
+            tokens = choices % len(x)
             gate, up = F.linear(wide[tokens], gate_up[expert]).chunk(2, dim=-1)
             y = F.linear(activation(gate) * up, down[expert])
             out.index_add_(0, tokens, y.float() * flat_weights[choices, None])
