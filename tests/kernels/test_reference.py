@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from inference_server.kernels import reference
-from inference_server.kernels.reference import paged_attention, rms_norm, rope, write_kv
+from inference_server.kernels.reference import moe_experts, paged_attention, rms_norm, rope, route, write_kv
 
 BLOCK = 4
 HEAD_DIM = 8
@@ -116,3 +116,28 @@ def test_rope_is_a_rotation_of_complex_pairs() -> None:
     x, angle = torch.randn(7, 3, HEAD_DIM, dtype=torch.float64), torch.randn(7, HEAD_DIM // 2, dtype=torch.float64)
     turned = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle).unsqueeze(1)
     torch.testing.assert_close(rope(x, angle.cos(), angle.sin()), torch.cat((turned.real, turned.imag), -1))
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_routing_takes_the_largest_probabilities(normalize: bool) -> None:
+    scores = torch.tensor([[0.0, 2.0, 1.0], [3.0, -1.0, 0.0]])
+    expert_ids, weights = route(scores, 2, normalize)
+    assert expert_ids.tolist() == [[1, 2], [0, 2]]
+    total = scores[:, [0, 1, 2]].exp().sum(1) if not normalize else scores.gather(1, expert_ids).exp().sum(1)
+    torch.testing.assert_close(weights, scores.gather(1, expert_ids).exp() / total[:, None])
+
+
+def test_experts_equal_the_definition_and_only_chosen_ones_are_read() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(7, 6, generator=generator)
+    gate_up, down = torch.randn(5, 8, 6, generator=generator), torch.randn(5, 6, 4, generator=generator)
+    gate_up[3], down[3] = torch.nan, torch.nan
+    expert_ids = torch.tensor([0, 1, 2, 4])[torch.stack([torch.randperm(4, generator=generator)[:2] for _ in x])]
+    weights = torch.rand(7, 2, generator=generator)
+    expected = torch.zeros(7, 6, dtype=torch.float64)
+    for token, (ids, shares) in enumerate(zip(expert_ids.tolist(), weights.tolist(), strict=True)):
+        for expert, share in zip(ids, shares, strict=True):
+            gate, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
+            expected[token] += share * (down[expert].double() @ (torch.nn.functional.silu(gate) * up))
+    out = moe_experts(x, gate_up, down, expert_ids, weights, torch.nn.functional.silu)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
