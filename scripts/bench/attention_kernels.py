@@ -131,14 +131,14 @@ def decode_grid(shape: Shape) -> list[Launch]:
 
 
 def prefill_grid(shape: Shape) -> list[Launch]:
-    tiles = product((32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3))
+    tiles = product((64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3, 4), (128, 256, 512), (False, True))
     return [
-        PrefillLaunch(m, n, warps, stages)
-        for m, n, warps, stages in tiles
-        if (m + 2 * n * stages) * shape.head_dim * 2 <= SHARED_BYTES
-        and m * shape.head_dim <= 8192 * warps
-        and (m > 32 or shape.head_dim == 512)
-        and m * warps >= 256
+        PrefillLaunch(m, n, warps, stages, value_dim, ahead)
+        for m, n, warps, stages, value_dim, ahead in tiles
+        if (m * shape.head_dim + max(1, stages - 1) * n * (shape.head_dim + value_dim)) * 2 <= SHARED_BYTES
+        and shape.head_dim // 2 <= value_dim <= shape.head_dim
+        and (value_dim == shape.head_dim or shape.head_dim == 512)
+        and m * value_dim <= 8192 * warps
         and n * shape.head_dim >= 8192
     ]
 
@@ -178,8 +178,8 @@ def tune() -> dict[tuple[str, bool], list[tuple[Launch, list[float]]]]:
             ranked = rank(launches, loads)
             if not prefill:
                 best = [launch for launch, _ in ranked[:2] if isinstance(launch, DecodeLaunch)]
-                splits = product(best, (132, 264, 528), (64, 128, 256))
-                ranked = rank([replace(b, programs=p, min_keys=k) for b, p, k in splits], loads) + ranked
+                splits = product(best, (132, 264), (64, 512), (256, 512, 1024, 2048))
+                ranked = rank([replace(b, programs=p, min_keys=k, long_keys=n) for b, p, k, n in splits], loads) + ranked
             results[shape.name, prefill] = ranked
             print(f"{shape.name}, {'prefill' if prefill else 'decode'}, floors {[round(load.floor_us(), 1) for load in loads]}")
             for launch, times in ranked[:6]:

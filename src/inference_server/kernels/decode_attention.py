@@ -6,16 +6,19 @@ context. Each part keeps its softmax's logarithm, as in Flash-Decoding, and a se
 `reference.paged_attention`. Importing this needs Triton.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from inference_server.kernels.attention_tuning import DecodeLaunch, decode_launch
 
 LOG2_E = 1.4426950408889634
 MIN_DOT_ROWS = 16  # the smallest tile of queries that the tensor cores take
-REDUCE_DIMS = 128  # dimensions of a head that one program of the reduction handles
+REDUCE_DIMS = 64  # dimensions of a head that one program of the reduction handles
 
 
 def decode_attention(
@@ -47,7 +50,8 @@ def decode_attention(
     rows_padded = max(MIN_DOT_ROWS, triton.next_power_of_2(group))
     parts = torch.empty((num_rows, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device) if num_splits > 1 else out
     part_lse = torch.empty((num_rows, num_heads, num_splits), dtype=torch.float32, device=q.device) if num_splits > 1 else out
-    constants = {"WINDOW": window or 0, "BLOCK_N": launch.block_n, "HEAD_DIM": head_dim}
+    early = _launches_early(q.device)
+    constants = {"WINDOW": window or 0, "BLOCK_N": launch.block_n, "HEAD_DIM": head_dim, "EARLY": early}
     _decode_kernel[(num_splits, num_kv_heads, num_rows)](
         q,
         key,
@@ -85,8 +89,15 @@ def decode_attention(
             SPLITS=triton.next_power_of_2(num_splits),
             DIMS=dims,
             **constants,
+            **({"launch_pdl": True} if early else {}),
             num_warps=4,
         )
+
+
+@cache
+def _launches_early(device: torch.device) -> bool:
+    """Whether a kernel may start while the one before it finishes (programmatic dependent launch, from Hopper on)."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @triton.jit
@@ -128,12 +139,14 @@ def _decode_kernel(
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        gdc_launch_dependents()
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    token = tl.load(cu_seqlens_ptr + row)
-    if tl.load(cu_seqlens_ptr + row + 1) - token != 1:
+    token, next_token, length = tl.load(cu_seqlens_ptr + row), tl.load(cu_seqlens_ptr + row + 1), tl.load(seq_lens_ptr + row)
+    if next_token - token != 1:
         return
-    length = tl.load(seq_lens_ptr + row)
     max_splits = tl.num_programs(0)
     oldest, share, num_splits = _share(length, max_splits, min_keys, WINDOW, BLOCK_N)
     if split >= num_splits:
@@ -149,11 +162,13 @@ def _decode_kernel(
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
-    for start in range(first, stop, BLOCK_N):
-        position = start + tl.arange(0, BLOCK_N)
-        inside = tl.minimum(position, stop - 1)  # past the end the last key is read again, so free blocks never are
-        block = tl.load(table + inside // BLOCK_SIZE).to(tl.int64)
-        where = block * stride_block + (inside % BLOCK_SIZE) * stride_slot + kv_head * stride_kv_head
+    position = first + tl.arange(0, BLOCK_N)
+    inside = tl.minimum(position, stop - 1)  # past the end the last key is read again, so free blocks never are
+    block = tl.load(table + inside // BLOCK_SIZE)
+    for _ in range(first, stop, BLOCK_N):
+        where = block.to(tl.int64) * stride_block + (inside % BLOCK_SIZE) * stride_slot + kv_head * stride_kv_head
+        inside = tl.minimum(position + BLOCK_N, stop - 1)
+        block = tl.load(table + inside // BLOCK_SIZE)  # of the next tile, so that its keys need not wait for their address
         k = tl.load(key_ptr + where[:, None] + dim[None, :])  # [BLOCK_N, HEAD_DIM]
         v = tl.load(value_ptr + where[:, None] + dim[None, :])
         scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
@@ -164,6 +179,7 @@ def _decode_kernel(
         total = total * fade + tl.sum(weights, 1)
         acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="tf32x3")
         best = top
+        position += BLOCK_N
     acc = acc / total[:, None]
 
     is_head = member[:, None] < GROUP
@@ -193,13 +209,14 @@ def _reduce_kernel(
     HEAD_DIM: tl.constexpr,
     SPLITS: tl.constexpr,
     DIMS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
-    token = tl.load(cu_seqlens_ptr + row)
-    if tl.load(cu_seqlens_ptr + row + 1) - token != 1:
-        return
-    _, _, num_splits = _share(tl.load(seq_lens_ptr + row), max_splits, min_keys, WINDOW, BLOCK_N)
-    if num_splits == 1:
+    token, next_token, length = tl.load(cu_seqlens_ptr + row), tl.load(cu_seqlens_ptr + row + 1), tl.load(seq_lens_ptr + row)
+    _, _, num_splits = _share(length, max_splits, min_keys, WINDOW, BLOCK_N)
+    if EARLY:
+        gdc_wait()  # metadata was there before; what follows is the other kernel's
+    if (next_token - token != 1) | (num_splits == 1):
         return
     split = tl.arange(0, SPLITS)
     dim = tl.program_id(2) * DIMS + tl.arange(0, DIMS)

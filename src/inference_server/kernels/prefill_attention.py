@@ -40,7 +40,8 @@ def prefill_attention(
     block_m = max(launch.block_m, padded_group)
     num_rows = len(seq_lens)
     max_tiles = num_tokens // (block_m // padded_group) + num_rows
-    _prefill_kernel[(max_tiles, num_kv_heads)](
+    value_dim = min(launch.value_dim, head_dim)
+    _prefill_kernel[(max_tiles, num_kv_heads, head_dim // value_dim)](
         q,
         key,
         value,
@@ -61,6 +62,8 @@ def prefill_attention(
         HEAD_DIM=head_dim,
         BLOCK_M=block_m,
         BLOCK_N=launch.block_n,
+        VALUE_DIM=value_dim,
+        AHEAD=launch.ahead,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
     )
@@ -100,21 +103,37 @@ def _attend(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Continue the running softmax (best, total, acc) of a tile over the keys [first, stop). query: the queries' positions.
 
     MASKED: some query does not see some of the keys. If not, first and stop are BLOCK_N-aligned to each other.
     """
     dim = tl.arange(0, HEAD_DIM)
-    for start in range(first, stop, BLOCK_N):
-        position = start + tl.arange(0, BLOCK_N)
-        inside = position
-        if MASKED:
-            inside = tl.minimum(position, last_key)  # past the end the last key is read again, so free blocks never are
-        block = tl.load(table + inside // BLOCK_SIZE).to(tl.int64)
-        where = block * stride_block + (inside % BLOCK_SIZE) * stride_slot
-        k = tl.load(key_ptr + where[:, None] + dim[None, :])  # [BLOCK_N, HEAD_DIM]
-        scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale  # [BLOCK_M, BLOCK_N]
+    value_dim = tl.program_id(2) * VALUE_DIM + tl.arange(0, VALUE_DIM)
+    position = first + tl.arange(0, BLOCK_N)
+    inside = tl.minimum(position, last_key)  # past the end the last key is read again, so free blocks never are
+    block = tl.load(table + inside // BLOCK_SIZE)
+    where = block.to(tl.int64) * stride_block + (inside % BLOCK_SIZE) * stride_slot
+    if AHEAD:
+        following = tl.dot(q, tl.trans(tl.load(key_ptr + where[:, None] + dim[None, :])))
+        inside = tl.minimum(position + BLOCK_N, last_key)
+        block = tl.load(table + inside // BLOCK_SIZE)
+    for _ in range(first, stop, BLOCK_N):
+        if AHEAD:
+            scores = following * scale
+            values_at = where
+            where = block.to(tl.int64) * stride_block + (inside % BLOCK_SIZE) * stride_slot
+            following = tl.dot(q, tl.trans(tl.load(key_ptr + where[:, None] + dim[None, :])))
+            inside = tl.minimum(position + 2 * BLOCK_N, last_key)
+        else:
+            where = block.to(tl.int64) * stride_block + (inside % BLOCK_SIZE) * stride_slot
+            values_at = where
+            k = tl.load(key_ptr + where[:, None] + dim[None, :])  # [BLOCK_N, HEAD_DIM]
+            scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale  # [BLOCK_M, BLOCK_N]
+            inside = tl.minimum(position + BLOCK_N, last_key)
+        block = tl.load(table + inside // BLOCK_SIZE)  # of the next tile, so that its keys need not wait for their address
         if MASKED:
             seen = position[None, :] <= query[:, None]
             if WINDOW:
@@ -123,10 +142,11 @@ def _attend(
         top = tl.maximum(best, tl.max(scores, 1))
         weights = tl.exp2(scores - top[:, None])
         fade = tl.exp2(best - top)
-        v = tl.load(value_ptr + where[:, None] + dim[None, :])
+        v = tl.load(value_ptr + values_at[:, None] + value_dim[None, :])
         total = total * fade + tl.sum(weights, 1)
         acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="tf32x3")
         best = top
+        position += BLOCK_N
     return best, total, acc
 
 
@@ -156,6 +176,8 @@ def _prefill_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     BLOCK_Q: tl.constexpr = BLOCK_M // PADDED_GROUP
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # a row's last queries see the most keys: they start first
@@ -179,7 +201,7 @@ def _prefill_kernel(
 
     best = tl.full([BLOCK_M], -1e30, tl.float32)  # finite, since a query may see nothing of its first tiles
     total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    acc = tl.zeros([BLOCK_M, VALUE_DIM], tl.float32)
     table = tables_ptr + row * stride_table
     key_ptr += kv_head * stride_kv_head
     value_ptr += kv_head * stride_kv_head
@@ -189,13 +211,14 @@ def _prefill_kernel(
         first = (first_position + 1) // BLOCK_N * BLOCK_N  # all queries see all keys before this
         best, total, acc = _attend(
             best, total, acc, q, query, 0, first, last_position, key_ptr, value_ptr, table, scale,
-            stride_block, stride_slot, False, WINDOW, BLOCK_SIZE, HEAD_DIM, BLOCK_N,
+            stride_block, stride_slot, False, WINDOW, BLOCK_SIZE, HEAD_DIM, BLOCK_N, VALUE_DIM, AHEAD,
         )  # fmt: skip
     best, total, acc = _attend(
         best, total, acc, q, query, first, last_position + 1, last_position, key_ptr, value_ptr, table, scale,
-        stride_block, stride_slot, True, WINDOW, BLOCK_SIZE, HEAD_DIM, BLOCK_N,
+        stride_block, stride_slot, True, WINDOW, BLOCK_SIZE, HEAD_DIM, BLOCK_N, VALUE_DIM, AHEAD,
     )  # fmt: skip
     acc = acc / total[:, None]
     is_query = (first_position + index // PADDED_GROUP <= last_position) & (index % PADDED_GROUP < GROUP)
-    at = out_ptr + (token * stride_out + head * stride_out_head)[:, None] + dim[None, :]
+    at = out_ptr + (token * stride_out + head * stride_out_head)[:, None]
+    at += tl.program_id(2) * VALUE_DIM + tl.arange(0, VALUE_DIM)[None, :]
     tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=is_query[:, None])
