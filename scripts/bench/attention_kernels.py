@@ -121,7 +121,7 @@ def replay_us(call: Callable[[int], None], num_layers: int) -> float:
 
 
 def decode_grid(shape: Shape) -> list[Launch]:
-    default = decode_launch(shape.head_dim, 2, 1, 1)
+    default = decode_launch(shape.head_dim, 2, torch.device("cuda"))
     tiles = product((16, 32, 64, 128), (2, 4, 8), (2, 3, 4))
     return [
         replace(default, block_n=n, num_warps=warps, num_stages=stages)
@@ -131,10 +131,10 @@ def decode_grid(shape: Shape) -> list[Launch]:
 
 
 def prefill_grid(shape: Shape) -> list[Launch]:
-    tiles = product((64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3, 4), (128, 256, 512), (False, True))
+    tiles = product((64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3, 4), (128, 256, 512))
     return [
-        PrefillLaunch(m, n, warps, stages, value_dim, ahead)
-        for m, n, warps, stages, value_dim, ahead in tiles
+        PrefillLaunch(m, n, warps, stages, value_dim)
+        for m, n, warps, stages, value_dim in tiles
         if (m * shape.head_dim + max(1, stages - 1) * n * (shape.head_dim + value_dim)) * 2 <= SHARED_BYTES
         and shape.head_dim // 2 <= value_dim <= shape.head_dim
         and (value_dim == shape.head_dim or shape.head_dim == 512)
@@ -203,9 +203,7 @@ def report() -> None:
         loads = [(rows, context, 1) for rows, context in DECODES] + [(1, n, n) for n in PREFILLS]
         for rows, context, count in loads:
             load = Load(shape, rows, context, count)
-            heads = rows * shape.num_kv_heads
-            decode = decode_launch(shape.head_dim, 2, heads, min(context, shape.window or context))
-            launch = decode if count == 1 else prefill_launch(shape.head_dim, 2, shape.window is not None)
+            launch = (decode_launch if count == 1 else prefill_launch)(shape.head_dim, 2, load.q.device)
             assert rows * context > 100_000 or load.error(None) < TOLERANCE
             us, floor = load.time(None), load.floor_us()
             name = f"prefill {context}" if count > 1 else f"b{rows} at {context}"

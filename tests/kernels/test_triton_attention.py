@@ -13,7 +13,7 @@ from inference_server.kernels.prefill_attention import prefill_attention
 from inference_server.kernels.triton_attention import TritonAttention
 
 SPLIT = DecodeLaunch(block_n=16, num_warps=4, num_stages=1, programs=64, min_keys=16, long_keys=64)
-SMALL_TILES = PrefillLaunch(block_m=16, block_n=16, num_warps=4, num_stages=1)
+SMALL_TILES = PrefillLaunch(block_m=16, block_n=16, num_warps=4, num_stages=1, value_dim=16)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MIXED = [(1, 1), (1, 17), (1, 70), (5, 5), (3, 39), (22, 22)]
 

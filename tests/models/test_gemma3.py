@@ -84,7 +84,7 @@ def logits_of(model: Gemma3, ids: Tensor) -> Tensor:
     cu_seqlens_q, seq_lens = torch.tensor([0, count], dtype=torch.int32), torch.tensor([count], dtype=torch.int32)
     metadata = AttentionMetadata(
         groups=tuple(
-            GroupMetadata(slots, table, window, PagedAttention(table, cu_seqlens_q, seq_lens, window, BLOCK))
+            GroupMetadata(slots, table, window, PagedAttention(table, [0, count], [count], window, BLOCK))
             for window in (None, model.config.sliding_window)
         ),
         cu_seqlens_q=cu_seqlens_q,

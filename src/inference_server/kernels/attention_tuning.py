@@ -1,10 +1,16 @@
-"""Launch parameters of the Triton attention kernels: values measured per head_dim, and a default for shapes nobody measured.
+"""Launch parameters of the Triton attention kernels: what was measured best on an H200, and smaller tiles for other cards and dtypes.
 
-Pure arithmetic without torch or Triton. The measured values come from `scripts/bench/attention_kernels.py`; `docs/log.md` has the run.
+The measured values come from `scripts/bench/attention_kernels.py --tune`; `docs/log.md` has the run.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
+
+import torch
+
+MAX_SPLITS = 128
+MEASURED_SHARED_BYTES = 227 * 1024  # what a program may use on the measured card
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +36,45 @@ class DecodeLaunch:
 
 @dataclass(frozen=True, slots=True)
 class PrefillLaunch:
-    """block_m: rows of a tile, queries times the heads that share a KV head. block_n: keys of a tile."""
+    """block_m: rows of a tile, queries times the heads that share a KV head. block_n: keys of a tile.
+
+    value_dim: dimensions of the result that one program computes. Fewer than head_dim leave registers for more rows, and the scores are
+    computed once for each part.
+    """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
-    value_dim: int = 512
-    ahead: bool = False
+    value_dim: int
 
 
-MAX_SPLITS = 128
+MEASURED_DECODES = {
+    128: DecodeLaunch(block_n=64, num_warps=4, num_stages=3),
+    256: DecodeLaunch(block_n=32, num_warps=4, num_stages=3),
+    512: DecodeLaunch(block_n=16, num_warps=4, num_stages=3),
+}
+MEASURED_PREFILLS = {
+    128: PrefillLaunch(block_m=128, block_n=128, num_warps=8, num_stages=2, value_dim=128),
+    256: PrefillLaunch(block_m=128, block_n=64, num_warps=8, num_stages=2, value_dim=256),
+    512: PrefillLaunch(block_m=128, block_n=32, num_warps=8, num_stages=2, value_dim=256),
+}
 
 
-def decode_launch(head_dim: int, itemsize: int, num_heads_of_rows: int, max_keys: int) -> DecodeLaunch:
-    block_n = max(16, min(64, 32768 // (head_dim * itemsize)))
-    return DecodeLaunch(block_n, num_warps=4, num_stages=2)
+def decode_launch(head_dim: int, itemsize: int, device: torch.device) -> DecodeLaunch:
+    if itemsize == 2 and head_dim in MEASURED_DECODES and _holds_measured_tiles(device):
+        return MEASURED_DECODES[head_dim]
+    return DecodeLaunch(block_n=max(16, min(64, 32768 // (head_dim * itemsize))), num_warps=4, num_stages=2)
 
 
-def prefill_launch(head_dim: int, itemsize: int, windowed: bool) -> PrefillLaunch:
-    if itemsize > 2:
-        return PrefillLaunch(block_m=32, block_n=16, num_warps=4, num_stages=1)
-    block_m = 128 if head_dim * itemsize <= 512 else 64
-    block_n = max(16, min(64, 32768 // (head_dim * itemsize)))
-    return PrefillLaunch(block_m, block_n, num_warps=8, num_stages=2)
+def prefill_launch(head_dim: int, itemsize: int, device: torch.device) -> PrefillLaunch:
+    if itemsize == 2 and head_dim in MEASURED_PREFILLS and _holds_measured_tiles(device):
+        return MEASURED_PREFILLS[head_dim]
+    if head_dim * itemsize > 512 or itemsize > 2:
+        return PrefillLaunch(block_m=32, block_n=16, num_warps=4, num_stages=1, value_dim=head_dim)
+    return PrefillLaunch(block_m=64, block_n=32, num_warps=4, num_stages=2, value_dim=head_dim)
+
+
+@cache
+def _holds_measured_tiles(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= MEASURED_SHARED_BYTES  # type: ignore[attr-defined]

@@ -45,7 +45,7 @@ def decode_attention(
     block_size, num_kv_heads = key.shape[1:3]
     group = num_heads // num_kv_heads
     max_keys = min(max_seq_len, window or max_seq_len)
-    launch = launch or decode_launch(head_dim, key.element_size(), num_rows * num_kv_heads, max_keys)
+    launch = launch or decode_launch(head_dim, key.element_size(), q.device)
     num_splits, min_keys = launch.splits(num_rows * num_kv_heads, max_keys)
     rows_padded = max(MIN_DOT_ROWS, triton.next_power_of_2(group))
     parts = torch.empty((num_rows, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device) if num_splits > 1 else out

@@ -35,7 +35,7 @@ def prefill_attention(
     num_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = key.shape[1:3]
     group = num_heads // num_kv_heads
-    launch = launch or prefill_launch(head_dim, key.element_size(), window is not None)
+    launch = launch or prefill_launch(head_dim, key.element_size(), q.device)
     padded_group = triton.next_power_of_2(group)
     block_m = max(launch.block_m, padded_group)
     num_rows = len(seq_lens)
@@ -63,7 +63,6 @@ def prefill_attention(
         BLOCK_M=block_m,
         BLOCK_N=launch.block_n,
         VALUE_DIM=value_dim,
-        AHEAD=launch.ahead,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
     )
@@ -104,7 +103,6 @@ def _attend(
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
     VALUE_DIM: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
     """Continue the running softmax (best, total, acc) of a tile over the keys [first, stop). query: the queries' positions.
 
@@ -115,24 +113,11 @@ def _attend(
     position = first + tl.arange(0, BLOCK_N)
     inside = tl.minimum(position, last_key)  # past the end the last key is read again, so free blocks never are
     block = tl.load(table + inside // BLOCK_SIZE)
-    where = block.to(tl.int64) * stride_block + (inside % BLOCK_SIZE) * stride_slot
-    if AHEAD:
-        following = tl.dot(q, tl.trans(tl.load(key_ptr + where[:, None] + dim[None, :])))
-        inside = tl.minimum(position + BLOCK_N, last_key)
-        block = tl.load(table + inside // BLOCK_SIZE)
     for _ in range(first, stop, BLOCK_N):
-        if AHEAD:
-            scores = following * scale
-            values_at = where
-            where = block.to(tl.int64) * stride_block + (inside % BLOCK_SIZE) * stride_slot
-            following = tl.dot(q, tl.trans(tl.load(key_ptr + where[:, None] + dim[None, :])))
-            inside = tl.minimum(position + 2 * BLOCK_N, last_key)
-        else:
-            where = block.to(tl.int64) * stride_block + (inside % BLOCK_SIZE) * stride_slot
-            values_at = where
-            k = tl.load(key_ptr + where[:, None] + dim[None, :])  # [BLOCK_N, HEAD_DIM]
-            scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale  # [BLOCK_M, BLOCK_N]
-            inside = tl.minimum(position + BLOCK_N, last_key)
+        where = block.to(tl.int64) * stride_block + (inside % BLOCK_SIZE) * stride_slot
+        k = tl.load(key_ptr + where[:, None] + dim[None, :])  # [BLOCK_N, HEAD_DIM]
+        scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale  # [BLOCK_M, BLOCK_N]
+        inside = tl.minimum(position + BLOCK_N, last_key)
         block = tl.load(table + inside // BLOCK_SIZE)  # of the next tile, so that its keys need not wait for their address
         if MASKED:
             seen = position[None, :] <= query[:, None]
@@ -142,7 +127,7 @@ def _attend(
         top = tl.maximum(best, tl.max(scores, 1))
         weights = tl.exp2(scores - top[:, None])
         fade = tl.exp2(best - top)
-        v = tl.load(value_ptr + values_at[:, None] + value_dim[None, :])
+        v = tl.load(value_ptr + where[:, None] + value_dim[None, :])
         total = total * fade + tl.sum(weights, 1)
         acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="tf32x3")
         best = top
@@ -177,7 +162,6 @@ def _prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     VALUE_DIM: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
     BLOCK_Q: tl.constexpr = BLOCK_M // PADDED_GROUP
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # a row's last queries see the most keys: they start first
@@ -211,11 +195,11 @@ def _prefill_kernel(
         first = (first_position + 1) // BLOCK_N * BLOCK_N  # all queries see all keys before this
         best, total, acc = _attend(
             best, total, acc, q, query, 0, first, last_position, key_ptr, value_ptr, table, scale,
-            stride_block, stride_slot, False, WINDOW, BLOCK_SIZE, HEAD_DIM, BLOCK_N, VALUE_DIM, AHEAD,
+            stride_block, stride_slot, False, WINDOW, BLOCK_SIZE, HEAD_DIM, BLOCK_N, VALUE_DIM,
         )  # fmt: skip
     best, total, acc = _attend(
         best, total, acc, q, query, first, last_position + 1, last_position, key_ptr, value_ptr, table, scale,
-        stride_block, stride_slot, True, WINDOW, BLOCK_SIZE, HEAD_DIM, BLOCK_N, VALUE_DIM, AHEAD,
+        stride_block, stride_slot, True, WINDOW, BLOCK_SIZE, HEAD_DIM, BLOCK_N, VALUE_DIM,
     )  # fmt: skip
     acc = acc / total[:, None]
     is_query = (first_position + index // PADDED_GROUP <= last_position) & (index % PADDED_GROUP < GROUP)
