@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inference_server.backends.step_attention import StepRows, select_attention
+from inference_server.backends.step_attention import select_attention
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.plan import StepPlan
 from inference_server.core.request import ScheduledRequest
+from inference_server.kernels.step_rows import StepRows
 from inference_server.models.attention import AttentionMetadata, GroupMetadata
 
 IntArray = NDArray[np.int64]

@@ -1,28 +1,13 @@
-"""Which attention the layers of a step call: the Triton kernels on CUDA, the reference elsewhere.
-
-Lengths that the host has are handed on from the host, so that binding a step never waits for the device.
-"""
+"""Which attention the layers of a step call: the Triton kernels on CUDA, the reference elsewhere. It binds them, and knows no kernel."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from inference_server.kernels.reference import PagedAttention
-
-
-@dataclass(frozen=True, slots=True)
-class StepRows:
-    """Where the rows of a step begin and how long they are, on the host and on the device; the first num_single have one token."""
-
-    starts: list[int]
-    lengths: list[int]
-    cu_seqlens_q: Tensor
-    seq_lens: Tensor
-    num_single: int
-
+from inference_server.kernels.step_rows import StepRows
 
 Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 BindAttention = Callable[[Tensor, StepRows, int | None], Attention]
