@@ -14,10 +14,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from inference_server.kernels.attention_tuning import DecodeLaunch, decode_launch
+from inference_server.kernels.attention_tuning import MAX_SPLITS, DecodeLaunch, decode_launch
 
 LOG2_E = 1.4426950408889634
 MIN_DOT_ROWS = 16  # the smallest tile of queries that the tensor cores take
+FEW_SPLITS = 16  # the reduction is compiled for at most so many parts, and for any number
 REDUCE_DIMS = 64  # dimensions of a head that one program of the reduction handles
 
 
@@ -48,8 +49,8 @@ def decode_attention(
     launch = launch or decode_launch(head_dim, key.element_size(), q.device)
     num_splits, min_keys = launch.splits(num_rows * num_kv_heads, max_keys)
     rows_padded = max(MIN_DOT_ROWS, triton.next_power_of_2(group))
-    parts = torch.empty((num_rows, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device) if num_splits > 1 else out
-    part_lse = torch.empty((num_rows, num_heads, num_splits), dtype=torch.float32, device=q.device) if num_splits > 1 else out
+    parts = torch.empty((num_rows, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
+    part_lse = torch.empty((num_rows, num_heads, num_splits), dtype=torch.float32, device=q.device)
     early = _launches_early(q.device)
     constants = {"WINDOW": window or 0, "BLOCK_N": launch.block_n, "HEAD_DIM": head_dim, "EARLY": early}
     _decode_kernel[(num_splits, num_kv_heads, num_rows)](
@@ -86,7 +87,7 @@ def decode_attention(
             num_splits,
             min_keys,
             *out.stride()[:2],
-            SPLITS=triton.next_power_of_2(num_splits),
+            SPLITS=FEW_SPLITS if num_splits <= FEW_SPLITS else MAX_SPLITS,
             DIMS=dims,
             **constants,
             **({"launch_pdl": True} if early else {}),
