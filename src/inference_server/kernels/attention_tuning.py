@@ -10,6 +10,7 @@ from math import ceil
 import torch
 
 MAX_SPLITS = 128
+MAX_PARTS = 8192  # parts of all rows: their results wait in memory, 16 KB each for eight heads of 512
 MEASURED_SHARED_BYTES = 227 * 1024  # what a program may use on the measured card
 
 
@@ -31,7 +32,8 @@ class DecodeLaunch:
         """How many programs each KV head of each row gets, and the fewest keys of one, for rows of at most max_keys keys."""
         to_fill = ceil(self.programs / num_heads_of_rows)
         min_keys = self.min_keys if to_fill > 1 else self.long_keys
-        return min(MAX_SPLITS, ceil(max_keys / min_keys), max(to_fill, ceil(max_keys / self.long_keys))), min_keys
+        to_even_out = min(ceil(max_keys / self.long_keys), MAX_PARTS // num_heads_of_rows)
+        return min(MAX_SPLITS, ceil(max_keys / min_keys), max(to_fill, to_even_out)), min_keys
 
 
 @dataclass(frozen=True, slots=True)
