@@ -61,7 +61,7 @@ def logits_of(model: Any, ids: Tensor, attention: Callable[[int | None, Tensor],
     cu_seqlens_q, seq_lens = torch.tensor([0, count], dtype=torch.int32), torch.tensor([count], dtype=torch.int32)
 
     def reference(window: int | None, table: Tensor) -> Attention:
-        return PagedAttention(table, cu_seqlens_q, seq_lens, window, BLOCK)
+        return PagedAttention(table, [0, count], [count], window, BLOCK)
 
     make = attention or reference
     metadata = AttentionMetadata(

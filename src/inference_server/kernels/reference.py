@@ -91,7 +91,7 @@ def paged_attention(
     cu_seqlens_q: int32 [rows + 1], where each row's queries start. seq_lens: int32 [rows], tokens up to the last query.
     window: how many keys a query sees, its own included; None for all. Returns [tokens, num_heads, head_dim] in q's dtype.
     """
-    return PagedAttention(block_tables, cu_seqlens_q, seq_lens, window, key.shape[1])(q, key, value, scale)
+    return PagedAttention(block_tables, cu_seqlens_q.tolist(), seq_lens.tolist(), window, key.shape[1])(q, key, value, scale)
 
 
 class _Read(NamedTuple):
@@ -104,11 +104,13 @@ class _Read(NamedTuple):
 
 
 class PagedAttention:
-    """`paged_attention` split in two: what to read is worked out here once, then each layer of the group calls it."""
+    """`paged_attention` split in two: what to read is worked out here once, then each layer of the group calls it.
 
-    def __init__(self, block_tables: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, window: int | None, block_size: int) -> None:
+    starts, lengths: cu_seqlens_q and seq_lens, which are needed on the host.
+    """
+
+    def __init__(self, block_tables: Tensor, starts: list[int], lengths: list[int], window: int | None, block_size: int) -> None:
         self._tables, self._window, self._block_size = block_tables, window, block_size
-        starts, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
         counts = [stop - start for start, stop in pairwise(starts)]
         singles = [row for row, count in enumerate(counts) if count == 1]
         self._decodes = [self._decode_read(rows, width, starts, lengths) for rows, width in _packs(singles, lengths, window)]
