@@ -121,10 +121,10 @@ def candidates(case: Case) -> Iterator[LaunchConfig]:
         return
     matrices = 2 if case.epilogue.gated else 1
     splits = (1, 2, 4, 8) if case.split else (1,)
-    for rows, block_k, stages, split in itertools.product((32, 64, 128), (64, 128, 256), (3, 4, 6), splits):
+    for rows, block_k, stages, split in itertools.product((16, 32, 64, 128), (64, 128, 256), (3, 4, 6), splits):
         programs = case.n // matrices // rows * split
         shared = (rows * matrices + max(16, case.rows)) * block_k * 2 * stages
-        enough = 64 <= programs <= 2400 or (rows == 32 and split == splits[-1]) or rows == 128
+        enough = 64 <= programs <= 2400 or (rows == 16 and programs < 64) or rows == 128
         if enough and 24_000 <= shared <= 200_000 and block_k * stages <= 2 * case.k // split and case.k % (block_k * split) == 0:
             yield LaunchConfig(rows, block_k, 8 if rows * matrices > 128 else 4, stages, split)
 

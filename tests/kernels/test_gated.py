@@ -5,7 +5,7 @@ import torch
 from triton_cases import assert_near, randn
 
 from inference_server.kernels.activations import Activation
-from inference_server.kernels.gated import gated, gated_by, reference_gated_by
+from inference_server.kernels.gated import gated, gated_by, reference_gated_by, softcapped
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # numpy, in the interpreter
@@ -21,6 +21,12 @@ def test_the_factor_may_be_a_slice_of_a_wider_tensor() -> None:
     torch.manual_seed(0)
     gate, factor = randn(3, 40), randn(3, 5, 40)[:, 2]
     assert_near(gated_by(gate, factor, Activation.GELU_TANH), reference_gated_by(gate, factor, Activation.GELU_TANH))
+
+
+def test_softcapped() -> None:
+    torch.manual_seed(0)
+    y = 20 * randn(3, 1500)
+    assert_near(softcapped(y, 30.0, torch.float32), 30 * torch.tanh(y / 30))
 
 
 @pytest.mark.gpu

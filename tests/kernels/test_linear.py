@@ -8,7 +8,7 @@ from inference_server.kernels import linear
 from inference_server.kernels.activations import Activation
 from inference_server.kernels.fused_norm import AddNorm, add_norm, reference_add_norm
 from inference_server.kernels.gemv import Epilogue, few_rows, one_row, reference_linear, reference_norm_linear
-from inference_server.kernels.launch import LaunchConfig, Tuning
+from inference_server.kernels.launch import LaunchConfig
 from inference_server.kernels.linear import fused_linear, norm_linear, operation, split_linear
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -35,7 +35,9 @@ ADD_NORM = [
 def test_shapes_that_fill_no_block(rows: int, n: int, k: int, epilogue: Epilogue) -> None:
     torch.manual_seed(n)
     x, weight = randn(rows, k), weights(n * (2 if epilogue.gated else 1), k)
-    assert_near(fused_linear(x, weight, epilogue), reference_linear(x, weight, epilogue))
+    expected = reference_linear(x, weight, epilogue)
+    assert_near(fused_linear(x, weight, epilogue), expected)
+    assert_near(few_rows(x, weight, epilogue, None), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -43,7 +45,9 @@ def test_a_factor_may_be_a_slice_of_a_wider_tensor(rows: int) -> None:
     torch.manual_seed(0)
     x, weight, epilogue = randn(rows, 32), weights(24, 32), Epilogue(Activation.GELU_TANH)
     factor = randn(rows, 3, 24)[:, 1]
-    assert_near(fused_linear(x, weight, epilogue, factor), reference_linear(x, weight, epilogue, factor))
+    expected = reference_linear(x, weight, epilogue, factor)
+    assert_near(fused_linear(x, weight, epilogue, factor), expected)
+    assert_near(few_rows(x, weight, epilogue, factor), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -54,9 +58,12 @@ def test_the_norm_before_a_layer(rows: int, residual: bool, post: bool, pre: boo
     x, weight = randn(rows, k), weights(40, k)
     before = randn(rows, k) if residual else None
     norm = AddNorm(norm_weight(k) if post else None, norm_weight(k) if pre else None, 1e-6, scale)
-    got = norm_linear(x, before, norm, weight, epilogue)
-    for mine, expected in zip(got, reference_norm_linear(x, before, norm, weight, epilogue), strict=True):
-        assert_near(mine, expected)
+    results = [norm_linear(x, before, norm, weight, epilogue)]
+    if rows == 1:
+        results.append(one_row(x, before, norm, weight, epilogue, None))
+    for got in results:
+        for mine, expected in zip(got, reference_norm_linear(x, before, norm, weight, epilogue), strict=True):
+            assert_near(mine, expected)
 
 
 @pytest.mark.parametrize("config", [LaunchConfig(1, 64, 1, 1), LaunchConfig(4, 16, 2, 1), LaunchConfig(16, 32, 4, 1)])
@@ -101,19 +108,14 @@ def test_only_a_plain_product_is_left_in_parts() -> None:
         few_rows(randn(2, 32), weights(16, 32), EPILOGUES[1], None, LaunchConfig(16, 16, 4, 2, splits=2))
 
 
-@pytest.mark.parametrize("rows, expected", [(1, "one_row"), (16, "few_rows"), (17, "library_linear"), (65, "library_linear")])
-def test_without_a_measurement_the_library_takes_more_than_16_rows(rows: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert way_taken(rows, Tuning.UNKNOWN, monkeypatch) == expected
-
-
 @pytest.mark.parametrize(
-    "rows, choice, expected", [(8, Tuning.LIBRARY, "library_linear"), (32, CONFIG, "few_rows"), (65, CONFIG, "library_linear")]
+    "rows, measured, expected", [(1, False, "one_row"), (8, False, "library_linear"), (8, True, "few_rows"), (65, True, "library_linear")]
 )
-def test_the_table_decides_for_few_rows(rows: int, choice: LaunchConfig | Tuning, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert way_taken(rows, choice, monkeypatch) == expected
+def test_a_few_rows_take_our_kernel_where_it_was_faster(rows: int, measured: bool, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert way_taken(rows, CONFIG if measured else None, monkeypatch) == expected
 
 
-def way_taken(rows: int, choice: LaunchConfig | Tuning, monkeypatch: pytest.MonkeyPatch) -> str:
+def way_taken(rows: int, choice: LaunchConfig | None, monkeypatch: pytest.MonkeyPatch) -> str:
     """The function that `fused_linear` calls when the table says `choice`."""
     taken: list[str] = []
     monkeypatch.setattr(linear, "tuning", lambda *_: choice)

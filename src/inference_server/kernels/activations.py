@@ -25,6 +25,12 @@ def activate(x, KIND: tl.constexpr):
         return x
 
 
+@triton.jit
+def softcap(x, cap):
+    """cap * tanh(x / cap), x in float32."""
+    return cap * (2.0 * tl.sigmoid(x * (2.0 / cap)) - 1.0)
+
+
 def reference_activate(x: Tensor, kind: Activation) -> Tensor:
     match kind:
         case Activation.GELU_TANH:

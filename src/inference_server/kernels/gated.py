@@ -1,4 +1,4 @@
-"""act(gate) * up, elementwise, for batches whose linear layers are a library's: the small-batch kernel of `gemv.py` fuses it.
+"""What follows a linear layer elementwise, act(gate) * up and the soft cap of logits, for products of a library: `gemv.py` fuses it.
 
 Computed in float32 and rounded once.
 """
@@ -8,10 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inference_server.kernels.activations import Activation, activate, reference_activate
+from inference_server.kernels.activations import Activation, activate, reference_activate, softcap
 from inference_server.kernels.launch import overlaps_launches
 
 _BLOCK = 1024
+_CAP_BLOCK = 4096
 
 
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:
@@ -32,6 +33,15 @@ def gated_by(gate: Tensor, factor: Tensor, activation: Activation) -> Tensor:
     return out
 
 
+def softcapped(y: Tensor, cap: float, dtype: torch.dtype) -> Tensor:
+    """cap * tanh(y / cap) of y [tokens, N], contiguous, in `dtype`."""
+    out = torch.empty(y.shape, dtype=dtype, device=y.device)
+    overlap = overlaps_launches(y.device)
+    grid = (triton.cdiv(y.numel(), _CAP_BLOCK),)
+    _softcap_kernel[grid](y, out, y.numel(), cap, _CAP_BLOCK, overlap, num_warps=8, launch_pdl=overlap)
+    return out
+
+
 def reference_gated_by(gate: Tensor, factor: Tensor, activation: Activation) -> Tensor:
     return (reference_activate(gate.float(), activation) * factor.float()).to(gate.dtype)
 
@@ -47,3 +57,13 @@ def _gated_kernel(gate, factor, out, gate_stride, factor_stride, n, ACTIVATION: 
     gates = tl.load(gate + row * gate_stride + columns, mask=valid, other=0.0).to(tl.float32)
     factors = tl.load(factor + row * factor_stride + columns, mask=valid, other=0.0).to(tl.float32)
     tl.store(out + row * n + columns, (activate(gates, ACTIVATION) * factors).to(out.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def _softcap_kernel(y, out, size, cap, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(y + at, mask=at < size, other=0.0).to(tl.float32)
+    tl.store(out + at, softcap(value, cap).to(out.dtype.element_ty), mask=at < size)

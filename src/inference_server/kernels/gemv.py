@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inference_server.kernels.activations import Activation, activate, reference_activate
+from inference_server.kernels.activations import Activation, activate, reference_activate, softcap
 from inference_server.kernels.fused_norm import AddNorm, reference_add_norm
 from inference_server.kernels.launch import LaunchConfig, overlaps_launches
 
@@ -159,11 +159,6 @@ def few_rows(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | Non
 
 
 @triton.jit
-def _softcapped(y, CAP: tl.constexpr):
-    return CAP * (2.0 * tl.sigmoid(y * (2.0 / CAP)) - 1.0)
-
-
-@triton.jit
 def _one_row_kernel(
     x,
     residual,
@@ -248,7 +243,7 @@ def _one_row_kernel(
     if FACTOR:
         result *= tl.load(factor + features, mask=valid, other=0.0).to(tl.float32)
     if SOFTCAP > 0:
-        result = _softcapped(result, SOFTCAP)
+        result = softcap(result, SOFTCAP)
     tl.store(y + features, result.to(y.dtype.element_ty), mask=valid)
 
 
@@ -327,7 +322,7 @@ def _few_rows_kernel(
     if FACTOR:
         result *= tl.load(factor + tokens[None, :] * factor_stride + features[:, None], mask=valid, other=0.0).to(tl.float32)
     if SOFTCAP > 0:
-        result = _softcapped(result, SOFTCAP)
+        result = softcap(result, SOFTCAP)
     row = tl.program_id(1) * m + tokens
     tl.store(y + row[None, :].to(tl.int64) * n + features[:, None], result.to(y.dtype.element_ty), mask=valid)
 

@@ -1,12 +1,11 @@
 """How the Triton kernels are launched: block sizes per operation and shape, and whether launches overlap.
 
-`launch_table.json` holds what `scripts/bench/tune_triton_launch.py` measured, by the name of the card; other cards and shapes get a
-default computed from the shape. Imports neither triton nor a kernel.
+`launch_table.json` holds what `scripts/bench/tune_triton_launch.py` measured, by the name of the card; on other cards and for other
+shapes one row uses a default computed from the shape, and more rows the library. Imports neither triton nor a kernel.
 """
 
 import json
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import cache
 from pathlib import Path
 
@@ -32,23 +31,12 @@ def table_key(operation: str, n: int, k: int) -> str:
     return f"{operation} {n}x{k}"
 
 
-class Tuning(Enum):
-    """What the table says where it names no config."""
-
-    UNKNOWN = auto()  # not measured
-    LIBRARY = auto()  # the way without this kernel was faster
-
-
-def tuning(operation: str, n: int, k: int, device: torch.device) -> LaunchConfig | Tuning:
-    """What was measured on this card for a weight [n, k]."""
+def tuning(operation: str, n: int, k: int, device: torch.device) -> LaunchConfig | None:
+    """What was fastest on this card for a weight [n, k]; None if nothing was measured, or the way without this kernel won."""
     if device.type != "cuda":
-        return Tuning.UNKNOWN
-    card = _read_table().get(_card(device), {})
-    key = table_key(operation, n, k)
-    if key not in card:
-        return Tuning.UNKNOWN
-    fields = card[key]
-    return LaunchConfig(*fields) if fields else Tuning.LIBRARY
+        return None
+    fields = _read_table().get(_card(device), {}).get(table_key(operation, n, k))
+    return LaunchConfig(*fields) if fields else None
 
 
 @cache
