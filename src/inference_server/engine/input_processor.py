@@ -21,6 +21,7 @@ T = TypeVar("T")
 Prompt = str | Sequence[int] | ChatPrompt
 
 _SEED_BITS = 63
+_MARKUP = 32  # characters that a template adds to a message, roughly
 
 
 class InputProcessor:
@@ -112,7 +113,7 @@ class InputProcessor:
 def text_length(prompt: Prompt) -> int:
     """Characters to tokenise, roughly: what decides whether that may run on the event loop. Token ids cost nothing."""
     if isinstance(prompt, ChatPrompt):
-        return sum(len(str(message.get("content", ""))) for message in prompt.messages)
+        return sum(len(str(message.get("content", ""))) + _MARKUP for message in prompt.messages)
     return len(prompt) if isinstance(prompt, str) else 0
 
 
