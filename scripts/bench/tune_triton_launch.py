@@ -26,6 +26,8 @@ from inference_server.kernels.linear import library_linear, operation
 
 ROTATED_BYTES = 300_000_000
 MAX_ERROR = 0.01
+NUM_PROCESSORS, SHARED_BYTES, MIN_SHARED = 132, 220_000, 12_000  # of an H200: only to leave out what cannot be good
+MAX_WAVES = 2.0  # of small tiles
 PLAIN = Epilogue()
 
 
@@ -113,20 +115,22 @@ def cases(rows: int) -> Iterator[Case]:
 
 def candidates(case: Case) -> Iterator[LaunchConfig]:
     if case.rows == 1:
-        for rows, block_k, warps in itertools.product((1, 2, 4, 8, 16), (256, 512, 1024, 2048), (2, 4, 8)):
+        for rows, block_k, warps in itertools.product((1, 2, 4, 8, 16), (256, 512, 1024, 2048, 4096), (2, 4, 8)):
             tile = rows * case.k * (2 if case.epilogue.gated else 1)
             per_thread = tile / (warps * 32)
-            if case.k % block_k == 0 and 24 <= per_thread <= 128 and (block_k >= 512 or case.k <= 256) and rows * block_k >= warps * 256:
+            if case.k % block_k == 0 and 24 <= per_thread <= 192 and (block_k >= 512 or case.k <= 256) and rows * block_k >= warps * 256:
                 yield LaunchConfig(rows, block_k, warps, 1)
         return
     matrices = 2 if case.epilogue.gated else 1
-    splits = (1, 2, 4, 8) if case.split else (1,)
-    for rows, block_k, stages, split in itertools.product((16, 32, 64, 128), (64, 128, 256), (3, 4, 6), splits):
+    heights, splits = ((32, 64), (2, 4, 8)) if case.split else ((16, 32, 64, 128), (1,))
+    for rows, block_k, stages, split in itertools.product(heights, (64, 128, 256), (2, 4, 6), splits):
         programs = case.n // matrices // rows * split
         shared = (rows * matrices + max(16, case.rows)) * block_k * 2 * stages
-        enough = 64 <= programs <= 2400 or (rows == 16 and programs < 64) or rows == 128
-        if enough and 24_000 <= shared <= 200_000 and block_k * stages <= 2 * case.k // split and case.k % (block_k * split) == 0:
-            yield LaunchConfig(rows, block_k, 8 if rows * matrices > 128 else 4, stages, split)
+        if not (MIN_SHARED <= shared <= SHARED_BYTES and programs >= 16):
+            continue
+        waves = programs / (NUM_PROCESSORS * min(16, SHARED_BYTES // shared))
+        if (waves <= MAX_WAVES or rows >= 64) and case.k % (block_k * split) == 0 and block_k * stages <= case.k // split:
+            yield LaunchConfig(rows, block_k, 8 if rows * matrices > 128 else 4 if rows > 16 else 2, stages, split)
 
 
 def compile_all(jobs: list[tuple[Case, LaunchConfig]]) -> None:

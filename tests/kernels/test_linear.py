@@ -37,7 +37,7 @@ def test_shapes_that_fill_no_block(rows: int, n: int, k: int, epilogue: Epilogue
     x, weight = randn(rows, k), weights(n * (2 if epilogue.gated else 1), k)
     expected = reference_linear(x, weight, epilogue)
     assert_near(fused_linear(x, weight, epilogue), expected)
-    assert_near(few_rows(x, weight, epilogue, None), expected)
+    assert_near(few_rows(x, weight, epilogue, None, CONFIG), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -47,7 +47,7 @@ def test_a_factor_may_be_a_slice_of_a_wider_tensor(rows: int) -> None:
     factor = randn(rows, 3, 24)[:, 1]
     expected = reference_linear(x, weight, epilogue, factor)
     assert_near(fused_linear(x, weight, epilogue, factor), expected)
-    assert_near(few_rows(x, weight, epilogue, factor), expected)
+    assert_near(few_rows(x, weight, epilogue, factor, CONFIG), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -80,9 +80,9 @@ def test_one_row_in_bfloat16_whatever_the_block_sizes(config: LaunchConfig) -> N
 def test_a_row_of_few_does_not_depend_on_the_others() -> None:
     torch.manual_seed(0)
     x, weight = randn(7, 64), weights(40, 64)
-    together = few_rows(x, weight, PLAIN, None)
+    together = few_rows(x, weight, PLAIN, None, CONFIG)
     x[1:] = torch.nan
-    assert few_rows(x, weight, PLAIN, None)[0].equal(together[0])
+    assert few_rows(x, weight, PLAIN, None, CONFIG)[0].equal(together[0])
 
 
 def test_operations_are_named_by_rows_norm_and_gate() -> None:

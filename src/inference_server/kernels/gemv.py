@@ -17,6 +17,7 @@ from inference_server.kernels.activations import Activation, activate, reference
 from inference_server.kernels.fused_norm import AddNorm, reference_add_norm
 from inference_server.kernels.launch import LaunchConfig, overlaps_launches
 
+MAX_OVERLAPPED_PROGRAMS = 131072  # with twice as many, the signal to the next kernel was seen to halve the speed on an H200
 PREFETCH_LINES = 32  # of a weight row, of 128 bytes, asked for while the kernel before still runs
 
 
@@ -53,16 +54,6 @@ def reference_norm_linear(
     return hidden, reference_linear(normed, weight, epilogue, factor)
 
 
-def default_config(rows: int, n: int, k: int, gated: bool) -> LaunchConfig:
-    """For cards and shapes that were not measured. One row: tiles of about 16 kB a program, K in chunks of a power of two."""
-    if rows > 1:
-        return LaunchConfig(rows=16 if n < 16384 else 32, block_k=min(128, triton.next_power_of_2(k)), num_warps=4, num_stages=4)
-    divisor = k & -k
-    block_k = min(2048, divisor if divisor >= 256 else triton.next_power_of_2(k))
-    rows_of_16_kb = max(1, min(8, 8192 // (triton.cdiv(k, block_k) * block_k * (2 if gated else 1))))
-    return LaunchConfig(rows=1 << (rows_of_16_kb.bit_length() - 1), block_k=block_k, num_warps=4, num_stages=1)
-
-
 def padded_rows(rows: int) -> int:
     """The width that a kernel is compiled for: a power of two that the matrix units take."""
     return max(16, triton.next_power_of_2(rows))
@@ -80,12 +71,13 @@ def one_row(
     """`reference_norm_linear` for x [1, K], everything contiguous; without a norm, hidden is x."""
     k = x.shape[1]
     n = weight.shape[0] // (2 if epilogue.gated else 1)
-    config = config or default_config(1, n, k, epilogue.gated)
+    config = config or _default_config(k, epilogue.gated)
     y = torch.empty(1, n, dtype=epilogue.out_dtype or x.dtype, device=x.device)
     changes_hidden = norm is not None and norm.changes_hidden(residual)
     hidden = torch.empty_like(x) if changes_hidden else x
-    overlap = overlaps_launches(x.device)
-    _one_row_kernel[(triton.cdiv(n, config.rows),)](
+    programs = triton.cdiv(n, config.rows)
+    overlap = overlaps_launches(x.device) and programs <= MAX_OVERLAPPED_PROGRAMS
+    _one_row_kernel[(programs,)](
         x,
         residual,
         norm and norm.post,
@@ -115,14 +107,13 @@ def one_row(
     return hidden, y
 
 
-def few_rows(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None, config: LaunchConfig | None = None) -> Tensor:
+def few_rows(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None, config: LaunchConfig) -> Tensor:
     """`reference_linear` for x [M, K], M <= 64; x and weight contiguous.
 
     With `config.splits` > 1, which takes a plain epilogue: the partial sums [splits, M, N] in float32, for `add_norm` to add up.
     """
     m, k = x.shape
     n = weight.shape[0] // (2 if epilogue.gated else 1)
-    config = config or default_config(m, n, k, epilogue.gated)
     if config.splits == 1:
         y = torch.empty(m, n, dtype=epilogue.out_dtype or x.dtype, device=x.device)
     elif epilogue == Epilogue():
@@ -156,6 +147,14 @@ def few_rows(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | Non
         launch_pdl=overlap,
     )
     return y
+
+
+def _default_config(k: int, gated: bool) -> LaunchConfig:
+    """For cards and shapes that were not measured: tiles of about 16 kB a program, K in chunks of a power of two."""
+    divisor = k & -k
+    block_k = min(2048, divisor if divisor >= 256 else triton.next_power_of_2(k))
+    rows_of_16_kb = max(1, min(8, 8192 // (triton.cdiv(k, block_k) * block_k * (2 if gated else 1))))
+    return LaunchConfig(rows=1 << (rows_of_16_kb.bit_length() - 1), block_k=block_k, num_warps=4)
 
 
 @triton.jit

@@ -13,7 +13,9 @@ import torch
 
 TABLE_PATH = Path(__file__).with_name("launch_table.json")
 
-Table = dict[str, dict[str, list[int] | None]]  # card: {"operation NxK": fields of LaunchConfig, or null where a library was faster}
+Table = dict[
+    str, dict[str, list[int] | None]
+]  # card: {"operation NxK": fields of LaunchConfig, or null where the way without the kernel was faster}
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,13 +60,14 @@ def norm_linear(
 
 
 def library_linear(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None) -> Tensor:
+    """`fused_linear` with the library's product. ValueError for an activation without a gate or factor, which no model here needs."""
     y = F.linear(x, weight)
     if epilogue.gated:
         y = gated(y, epilogue.activation)
     elif factor is not None:
         y = gated_by(y, factor, epilogue.activation)
     elif epilogue.activation is not Activation.NONE:
-        raise ValueError(f"{epilogue.activation} alone is no epilogue of a linear layer here")
+        raise ValueError(f"{epilogue.activation} needs a gate or a factor")
     if epilogue.softcap:
         return softcapped(y, epilogue.softcap, epilogue.out_dtype or x.dtype)
     return y.to(epilogue.out_dtype or x.dtype)
