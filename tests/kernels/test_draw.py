@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
-from triton_cases import DEVICE, randn
+from triton_cases import DEVICE, randn, tl, triton
 
 from inference_server.kernels import draw as draw_module
 from inference_server.kernels.draw import draw

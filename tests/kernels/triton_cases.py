@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton", reason="Triton is not installed")
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+tl = pytest.importorskip("triton.language")
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 
