@@ -174,6 +174,25 @@ def test_random_schedules_with_shared_prefixes(overlap: bool) -> None:
     assert num_hits > 1000 and num_evictions > 1000 and num_preemptions > 10 and num_duplicates > 20
 
 
+def test_a_row_that_is_alone_gets_on_however_its_prefix_lies() -> None:
+    """A prefix whose blocks lie scattered over the slabs can leave too few whole ones, each time the row starts over with it."""
+    for seed in range(60):
+        rng = random.Random(seed)
+        options = SchedulerOptions(max_batch_size=2, max_batched_tokens=rng.randint(3, 12), prefill_chunk_size=rng.randint(1, 6))
+        driver = cached_driver(overlap=rng.random() < 0.5, num_slabs=rng.randint(5, 12), window=rng.choice([3, 5, 9, 14]), options=options)
+        driver.check_every_step = False
+        longest = driver.scheduler.max_request_tokens
+        beginning = [rng.randrange(2) for _ in range(longest)]
+        for _ in range(12):
+            prompt = beginning[: rng.randint(1, longest - 3)] + [rng.randrange(2) for _ in range(rng.randint(0, 3))]
+            driver.add(prompt, max_tokens=longest, stop_after=rng.randint(1, longest))
+            for _ in range(rng.randint(0, 6)):
+                driver.step()
+        driver.run()
+        driver.check_every_step = True
+        driver.check()
+
+
 def round_robin(factor: float, *, keeps_answers: bool = True, num_sessions: int = 20, num_turns: int = 5) -> float:
     """The share of re-sent tokens that were hits when so many chats take turns, each of them longer with every turn.
 
