@@ -1,9 +1,16 @@
 """Settings that every test shares.
 
-Tiny models gain nothing from a second thread, and lose a thousandfold when torch's threads wait for each other on a busy machine: one
+Tiny models gain nothing from a second thread, and become thirty times slower when torch's threads wait for each other on a busy machine: one
 thread, in the servers that tests start too. An explicit OMP_NUM_THREADS wins.
+
+Without a GPU, Triton kernels run in Triton's interpreter; it is chosen when a kernel is defined, so before any is imported.
 """
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, FilePath, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
-from inference_server.core.options import ApiOptions, CacheOptions, EngineOptions, ModelOptions, PrefillMode, SchedulerOptions
+from inference_server.core.options import ApiOptions, CacheOptions, EngineOptions, ModelOptions, PolicyName, PrefillMode, SchedulerOptions
 
 EMBEDDED_MODEL = "embedded"
 
@@ -24,7 +24,6 @@ AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "backend": ("auto", "custom", "hf"),
         "quantization": ("none",),
-        "scheduling_policy": ("fcfs",),
         "eviction_policy": ("lru", "sink_lru"),
         "custom_backend_compile": (False,),
         "cuda_graph_sizes": ((),),
@@ -84,7 +83,9 @@ class Settings(BaseSettings):
         PrefillMode.MIXED, description="monolithic, chunked, batched or mixed (prefill chunks and decodes in one forward)"
     )
     prefill_chunk_size: int = Field(512, gt=0, description="Most prompt tokens of one request in one forward")
-    scheduling_policy: Literal["fcfs", "fair"] = Field("fcfs", description="fcfs or fair")
+    scheduling_policy: PolicyName = Field(
+        PolicyName.FAIR, description="fair (equal shares between clients) or fcfs (first come, first served)"
+    )
     eviction_policy: Literal["lru", "sink_lru", "h2o"] = Field(
         "lru", description="Which cached prefixes go first: lru, sink_lru (the starts of prompts last) or h2o"
     )
@@ -167,6 +168,7 @@ class Settings(BaseSettings):
             max_batched_tokens=self.max_batched_tokens,
             prefill_mode=self.prefill_mode,
             prefill_chunk_size=self.prefill_chunk_size,
+            scheduling_policy=self.scheduling_policy,
         )
 
     def engine_options(self) -> EngineOptions:

@@ -10,6 +10,7 @@ from paged_driver import PagedDriver, RecordingSampler, options
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from inference_server.backends.paged_backend import PagedBackend
+from inference_server.backends.step_attention import select_attention
 from inference_server.checkpoints.safetensors_reader import open_checkpoint
 from inference_server.core.errors import EngineDeadError, ModelLoadError, StepFailedError
 from inference_server.core.kv_layout import KVLayout
@@ -72,6 +73,14 @@ def test_alone_batched_and_overlapped_give_the_tokens_of_transformers(
     assert [driver.generate([prompt], NEW_TOKENS)[0] for prompt in prompts] == expected
     assert PagedDriver(folder, seed=1).generate(prompts, NEW_TOKENS) == expected
     assert PagedDriver(folder, seed=2).generate_overlapped(prompts, NEW_TOKENS) == expected
+
+
+def test_the_attention_of_cuda_in_the_interpreter(folder: Path, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    pytest.importorskip("triton", reason="triton is not installed: its kernels exist on Linux only")
+    driver = PagedDriver(folder)
+    assert driver.backend._batch is not None
+    driver.backend._batch._bind_attention = select_attention(torch.device("cuda"), driver.layout.block_size)
+    assert driver.generate(prompts[3:6], 3, chunk=6) == [tokens[:3] for tokens in expected[3:6]]
 
 
 @pytest.mark.gpu

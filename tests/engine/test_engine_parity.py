@@ -91,7 +91,7 @@ def test_text_equals_the_straight_run_under_preemption(mode: PrefillMode, overla
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlap"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(1, 9))
 def test_aborts_and_lost_steps_never_touch_other_requests(seed: int, overlap: bool) -> None:
     random, sink = Random(seed), RecordList()
     backend = FlakyBackend(random, 0.02, supports_overlap=overlap)
@@ -103,7 +103,7 @@ def test_aborts_and_lost_steps_never_touch_other_requests(seed: int, overlap: bo
         for _ in range(random.randrange(3)):
             if backlog:
                 engine.add(backlog.pop())
-        if random.random() < 0.05:
+        if random.random() < 0.12:
             engine.abort(random.choice(requests).request_id)
         for request_id, delta in engine.step().items():
             seen[request_id].append(delta)

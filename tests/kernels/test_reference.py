@@ -1,13 +1,12 @@
 """The reference operations against their definitions, written out key by key in float64."""
 
-import math
-
 import pytest
 import torch
+from attention_case import Case
 from torch import Tensor
 
 from inference_server.kernels import reference
-from inference_server.kernels.reference import paged_attention, rms_norm, rope, write_kv
+from inference_server.kernels.reference import moe_experts, paged_attention, rms_norm, rope, route
 
 BLOCK = 4
 HEAD_DIM = 8
@@ -28,44 +27,17 @@ def naive_attention(q: Tensor, keys: Tensor, values: Tensor, scale: float, windo
     return out
 
 
-class Case:
-    """Rows laid into shuffled blocks of a poisoned arena: (query length, total length) each."""
-
-    def __init__(self, rows: list[tuple[int, int]], heads: int, kv_heads: int, window: int | None, seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.window, self.rows = window, rows
-        needed = [math.ceil(total / BLOCK) for _, total in rows]
-        arena = torch.full((sum(needed) + 3, 3, 2, BLOCK, kv_heads, HEAD_DIM), float("nan"))
-        self.key, self.value = arena[:, 1, 0], arena[:, 1, 1]
-        ids = (torch.randperm(sum(needed) + 2, generator=generator) + 1).tolist()
-        self.block_tables = torch.zeros(len(rows), max(needed), dtype=torch.int32)
-        self.q = torch.randn(sum(n for n, _ in rows), heads, HEAD_DIM, generator=generator)
-        self.keys, self.values = [], []
-        for row, (n, total) in enumerate(rows):
-            blocks = [ids.pop() for _ in range(needed[row])]
-            k, v = (torch.randn(total, kv_heads, HEAD_DIM, generator=generator) for _ in range(2))
-            slots = torch.tensor([blocks[t // BLOCK] * BLOCK + t % BLOCK for t in range(total)])
-            write_kv(self.key, self.value, k, v, slots)
-            self.keys.append(k)
-            self.values.append(v)
-            dropped = 0 if window is None else max(0, total - n - window + 1) // BLOCK
-            self.block_tables[row, : len(blocks)] = torch.tensor([0] * dropped + blocks[dropped:])
-        self.cu_seqlens_q = torch.tensor([0, *torch.tensor([n for n, _ in rows]).cumsum(0)], dtype=torch.int32)
-        self.seq_lens = torch.tensor([total for _, total in rows], dtype=torch.int32)
-
-    def run(self) -> Tensor:
-        return paged_attention(self.q, self.key, self.value, self.block_tables, self.cu_seqlens_q, self.seq_lens, 0.3, self.window)
-
-    def expected(self) -> Tensor:
-        parts = self.q.split([n for n, _ in self.rows])
-        return torch.cat([naive_attention(q, k, v, 0.3, self.window) for q, k, v in zip(parts, self.keys, self.values, strict=True)])
+def expected(case: Case) -> Tensor:
+    parts = case.q.split([n for n, _ in case.rows])
+    rows = zip(parts, case.keys, case.values, strict=True)
+    return torch.cat([naive_attention(q, k, v, case.scale, case.window) for q, k, v in rows])
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(1, 1), (4, 1), (4, 2), (6, 2), (3, 3)])
 @pytest.mark.parametrize("window", [None, 5, 8])
 def test_mixed_rows_equal_the_definition(heads: int, kv_heads: int, window: int | None) -> None:
     case = Case([(1, 1), (1, 17), (1, 8), (5, 5), (3, 19), (12, 12), (1, 30)], heads, kv_heads, window)
-    torch.testing.assert_close(case.run().double(), case.expected(), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(case.reference().double(), expected(case), atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("total", [1, BLOCK - 1, BLOCK, BLOCK + 1, 7, 8, 9, 11, 12, 13])
@@ -73,7 +45,7 @@ def test_mixed_rows_equal_the_definition(heads: int, kv_heads: int, window: int 
 def test_block_and_window_edges(total: int, window: int | None) -> None:
     for n in {1, min(2, total), total}:
         case = Case([(n, total)], 2, 1, window, seed=total)
-        torch.testing.assert_close(case.run().double(), case.expected(), atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(case.reference().double(), expected(case), atol=2e-6, rtol=1e-5)
 
 
 def test_long_rows_are_cut_into_query_chunks_and_packs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,13 +53,13 @@ def test_long_rows_are_cut_into_query_chunks_and_packs(monkeypatch: pytest.Monke
     monkeypatch.setattr(reference, "PACK_KEYS", 32)
     for window in (None, 6):
         case = Case([(1, 9), (1, 31), (1, 2), (1, 40), (1, 8), (15, 15), (9, 30)], 4, 2, window)
-        torch.testing.assert_close(case.run().double(), case.expected(), atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(case.reference().double(), expected(case), atol=2e-6, rtol=1e-5)
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     rows = [(1, 9), (1, 31), (6, 6), (1, 14)]
     case = Case(rows, 4, 1, None)
-    together = case.run()
+    together = case.reference()
     for row, (n, total) in enumerate(rows):
         start = int(case.cu_seqlens_q[row])
         alone = paged_attention(
@@ -97,7 +69,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
             case.block_tables[row : row + 1],
             torch.tensor([0, n], dtype=torch.int32),
             torch.tensor([total], dtype=torch.int32),
-            0.3,
+            case.scale,
             None,
         )
         torch.testing.assert_close(alone, together[start : start + n], atol=1e-6, rtol=0)
@@ -116,3 +88,28 @@ def test_rope_is_a_rotation_of_complex_pairs() -> None:
     x, angle = torch.randn(7, 3, HEAD_DIM, dtype=torch.float64), torch.randn(7, HEAD_DIM // 2, dtype=torch.float64)
     turned = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle).unsqueeze(1)
     torch.testing.assert_close(rope(x, angle.cos(), angle.sin()), torch.cat((turned.real, turned.imag), -1))
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_routing_takes_the_largest_probabilities(normalize: bool) -> None:
+    scores = torch.tensor([[0.0, 2.0, 1.0], [3.0, -1.0, 0.0]])
+    expert_ids, weights = route(scores, 2, normalize)
+    assert expert_ids.tolist() == [[1, 2], [0, 2]]
+    total = scores[:, [0, 1, 2]].exp().sum(1) if not normalize else scores.gather(1, expert_ids).exp().sum(1)
+    torch.testing.assert_close(weights, scores.gather(1, expert_ids).exp() / total[:, None])
+
+
+def test_experts_equal_the_definition_and_only_chosen_ones_are_read() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(7, 6, generator=generator)
+    gate_up, down = torch.randn(5, 8, 6, generator=generator), torch.randn(5, 6, 4, generator=generator)
+    gate_up[3], down[3] = torch.nan, torch.nan
+    expert_ids = torch.tensor([0, 1, 2, 4])[torch.stack([torch.randperm(4, generator=generator)[:2] for _ in x])]
+    weights = torch.rand(7, 2, generator=generator)
+    expected = torch.zeros(7, 6, dtype=torch.float64)
+    for token, (ids, shares) in enumerate(zip(expert_ids.tolist(), weights.tolist(), strict=True)):
+        for expert, share in zip(ids, shares, strict=True):
+            gate, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
+            expected[token] += share * (down[expert].double() @ (torch.nn.functional.silu(gate) * up))
+    out = moe_experts(x, gate_up, down, expert_ids, weights, torch.nn.functional.silu)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)

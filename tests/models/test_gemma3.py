@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from forward_driver import DictSource, logits_of, weights_of
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from inference_server.core.errors import ModelLoadError
-from inference_server.kernels.reference import PagedAttention
-from inference_server.models.attention import AttentionMetadata, GroupMetadata
-from inference_server.models.gemma3 import FULL, SLIDING, Gemma3, Gemma3Config
+from inference_server.models.attention import FULL, SLIDING
+from inference_server.models.fields import RopeParameters
+from inference_server.models.gemma3 import Gemma3, Gemma3Config
 from inference_server.models.weights import Weights
 
 SIZES: dict[str, Any] = {
@@ -29,36 +29,6 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
     "initializer_range": 0.2,
 }
-BLOCK = 4
-
-
-class DictSource:
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = tensors
-
-    def names(self) -> list[str]:
-        return list(self.tensors)
-
-    def tensor(self, name: str) -> Tensor:
-        return self.tensors[name]
-
-
-class PlainKV:
-    """Each layer's keys and values as a tensor of its own; all layers share one group a window."""
-
-    def __init__(self, config: Gemma3Config, num_blocks: int) -> None:
-        shape = (num_blocks, BLOCK, config.num_key_value_heads, config.head_dim)
-        self.groups = [int(t == SLIDING) for t in config.layer_types]
-        self.kv = [(torch.full(shape, torch.nan), torch.full(shape, torch.nan)) for _ in config.layer_types]
-
-    def group_of(self, layer: int) -> int:
-        return self.groups[layer]
-
-    def key(self, layer: int) -> Tensor:
-        return self.kv[layer][0]
-
-    def value(self, layer: int) -> Tensor:
-        return self.kv[layer][1]
 
 
 def tiny(**changes: Any) -> Gemma3ForCausalLM:
@@ -72,28 +42,7 @@ def tiny(**changes: Any) -> Gemma3ForCausalLM:
 
 def build(reference: Gemma3ForCausalLM, config: dict[str, Any] | None = None) -> Gemma3:
     parsed = Gemma3Config.from_dict(config or json.loads(reference.config.to_json_string(use_diff=False)))
-    return Gemma3(parsed, Weights(DictSource(dict(reference.state_dict())), torch.device("cpu"), torch.float32))
-
-
-def logits_of(model: Gemma3, ids: Tensor) -> Tensor:
-    """All logits of one sequence in one prefill."""
-    count = len(ids)
-    num_blocks = -(-count // BLOCK)
-    table = torch.arange(1, num_blocks + 1, dtype=torch.int32)[None]
-    slots = torch.arange(count) + BLOCK
-    cu_seqlens_q, seq_lens = torch.tensor([0, count], dtype=torch.int32), torch.tensor([count], dtype=torch.int32)
-    metadata = AttentionMetadata(
-        groups=tuple(
-            GroupMetadata(slots, table, window, PagedAttention(table, cu_seqlens_q, seq_lens, window, BLOCK))
-            for window in (None, model.config.sliding_window)
-        ),
-        cu_seqlens_q=cu_seqlens_q,
-        seq_lens=seq_lens,
-        num_single=0,
-        max_query_len=count,
-        max_seq_len=count,
-    )
-    return model.compute_logits(model.forward(ids, torch.arange(count), metadata, PlainKV(model.config, num_blocks + 1)))
+    return Gemma3(parsed, weights_of(reference))
 
 
 @pytest.mark.parametrize(
@@ -122,8 +71,8 @@ def test_the_older_flat_rope_fields_mean_the_same() -> None:
     flat = Gemma3Config.from_dict(
         {**SIZES, "rope_theta": 2e5, "rope_local_base_freq": 3e3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     )
-    assert flat.rope == {FULL: (2e5, 8.0), SLIDING: (3e3, 1.0)}
-    assert Gemma3Config.from_dict(SIZES).rope == {FULL: (1e6, 1.0), SLIDING: (1e4, 1.0)}
+    assert flat.rope == {FULL: RopeParameters(2e5, factor=8.0), SLIDING: RopeParameters(3e3)}
+    assert Gemma3Config.from_dict(SIZES).rope == {FULL: RopeParameters(1e6), SLIDING: RopeParameters(1e4)}
 
 
 def test_the_text_part_of_a_multimodal_config_counts() -> None:

@@ -30,7 +30,7 @@ def test_taking_converts_and_counts() -> None:
     assert root.at("a").take("b.weight", 2, 3, dtype=torch.float32).dtype == torch.float32
     assert root.at("a").linear(3, b=2, c=1)(torch.ones(1, 3)).tolist() == [[3.0, 3.0, 0.0]]
     assert root.num_parameters == 9
-    root.check_all_taken(ignored=())
+    root.check_all_taken()
 
 
 def test_a_missing_tensor_is_named() -> None:
@@ -43,17 +43,35 @@ def test_a_misshapen_tensor_is_named() -> None:
         weights(a__b=torch.ones(2, 3)).at("a").take("b", 3, 2)
 
 
-def test_an_unused_tensor_is_named_unless_ignored() -> None:
-    root = weights(a=torch.ones(1), vision__x=torch.ones(1))
-    root.take("a", 1)
-    root.check_all_taken(ignored=("vision.",))
-    with pytest.raises(ModelLoadError, match=r"1 tensors .* vision\.x"):
-        root.check_all_taken(ignored=("audio.",))
+def test_an_unused_tensor_is_named_unless_it_is_known_not_to_be_needed() -> None:
+    root = weights(a__k__weight=torch.ones(1), b=torch.ones(1))
+    root.take("b", 1)
+    with pytest.raises(ModelLoadError, match=r"1 tensors .* a\.k\.weight"):
+        root.check_all_taken()
+    root.at("a").skip("k")
+    root.check_all_taken()
 
 
-def test_the_registry_knows_gemma3_and_nothing_it_cannot_run() -> None:
-    found = find_family({"architectures": ["Unknown", "Gemma3ForCausalLM"]})
+def test_vision_and_audio_are_skipped_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    weights(model__vision_tower__x=torch.ones(1), audio_tower__x=torch.ones(1)).check_all_taken()
+    assert "skipped 2 tensors of vision and audio, such as audio_tower.x" in caplog.text
+
+
+@pytest.mark.parametrize("prefix", ["model", "model.language_model", "language_model.model"])
+def test_the_language_model_is_found_where_the_checkpoint_keeps_it(prefix: str) -> None:
+    source = Source()
+    source.tensors = {f"{prefix}.embed_tokens.weight": torch.ones(2, 3)}
+    assert "embed_tokens.weight" in Weights(source, torch.device("cpu"), torch.float32).text()
+
+
+@pytest.mark.parametrize("name", ["Gemma3ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForCausalLM", "Qwen3MoeForCausalLM"])
+def test_the_registry_finds_the_first_architecture_it_knows(name: str) -> None:
+    found = find_family({"architectures": ["Unknown", name]})
     assert found is not None
-    assert found[0] == "Gemma3ForCausalLM"
+    assert found[0] == name
+
+
+def test_the_registry_knows_nothing_it_cannot_run() -> None:
     assert find_family({"architectures": ["LlamaForCausalLM"]}) is None
     assert find_family({}) is None

@@ -1,7 +1,7 @@
 """`Driver`: the engine's part in scheduler tests. Runs a scheduler over `FakeBackend`, with or without a step of overlap."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from inference_server.backends.fake_backend import FakeBackend, FakeStep
 from inference_server.core.kv_layout import KVLayout, LayerGroup
@@ -35,6 +35,7 @@ class Driver:
         supports_mixed: bool = True,
         backend: FakeBackend | None = None,
         eviction: EvictionPolicy | None = None,
+        step_time_s: Callable[[StepPlan], float] = lambda plan: 0.0,
     ) -> None:
         self.options = options
         layout = KVLayout(groups, block_size, num_slabs)
@@ -45,6 +46,7 @@ class Driver:
         self.backend.load()
         self.backend.allocate(layout)
         self.depth = 1 if overlap else 0
+        self.step_time_s = step_time_s
         self.in_flight: deque[tuple[StepPlan, FakeStep]] = deque()
         self.plans: list[StepPlan] = []
         self.unfinished: dict[str, ScheduledRequest] = {}
@@ -54,11 +56,18 @@ class Driver:
         self.check_every_step = True
 
     def add(
-        self, prompt: Sequence[int], max_tokens: int = 4, *, stop_after: int = 1 << 30, priority: int = 0, salt: str = ""
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 4,
+        *,
+        stop_after: int = 1 << 30,
+        priority: int = 0,
+        key: str = "",
+        salt: str = "",
     ) -> ScheduledRequest:
         """Queue a request that stops, as by a stop string, with its output token number `stop_after`."""
         name, sampling, arrival = f"r{self.num_added}", SamplingParams(max_tokens=max_tokens), float(self.num_added)
-        request = ScheduledRequest(name, list(prompt), sampling, arrival, priority=priority, cache_salt=salt)
+        request = ScheduledRequest(name, list(prompt), sampling, arrival, fairness_key=key, cache_salt=salt, priority=priority)
         self.scheduler.add(request)
         self.num_added += 1
         self.unfinished[request.request_id] = request
@@ -129,6 +138,7 @@ class Driver:
     def _collect(self) -> None:
         plan, handle = self.in_flight.popleft()
         result = self.backend.collect(handle)
+        result.elapsed_s = self.step_time_s(plan)
         stops = {
             request.request_id: FinishReason.STOP
             for request, samples in zip(plan.requests, plan.samples, strict=True)

@@ -155,7 +155,7 @@ def test_random_schedules_with_shared_prefixes(overlap: bool) -> None:
             if choice < 0.35:
                 prompt, salt = random_prompt(rng, driver, beginnings), rng.choice(["", "", "", "x"])
                 with contextlib.suppress(PromptTooLongError):
-                    driver.add(prompt, rng.randint(1, 16), stop_after=rng.randint(1, 20), priority=rng.randrange(2), salt=salt)
+                    driver.add(prompt, rng.randint(1, 30), stop_after=rng.randint(1, 40), priority=rng.randrange(2), salt=salt)
             elif choice < 0.42 and driver.unfinished:
                 driver.abort(rng.choice(list(driver.unfinished.values())))
             else:
@@ -171,7 +171,7 @@ def test_random_schedules_with_shared_prefixes(overlap: bool) -> None:
         num_hits += stats.hit_tokens
         num_evictions += stats.evicted_blocks
         num_preemptions += driver.scheduler.scheduler_stats().preemptions_total
-    assert num_hits > 1000 and num_evictions > 1000 and num_preemptions > 10 and num_duplicates > 20
+    assert num_hits > 1000 and num_evictions > 1000 and num_preemptions > 5 and num_duplicates > 20
 
 
 def test_a_row_that_is_alone_gets_on_however_its_prefix_lies() -> None:

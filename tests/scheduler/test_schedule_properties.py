@@ -15,12 +15,22 @@ from scheduler_driver import Driver, two_groups
 
 from inference_server.core.errors import PromptTooLongError
 from inference_server.core.kv_layout import LayerGroup
-from inference_server.core.options import PrefillMode, SchedulerOptions
+from inference_server.core.options import PolicyName, PrefillMode, SchedulerOptions
+from inference_server.core.plan import StepPlan
 from inference_server.kv_cache.eviction import LRU, SinkLRU
 
 FULL_ONLY = (LayerGroup((0,), 1, 1, 1),)
 POLICIES = (None, LRU(), SinkLRU(1))
 GROUPS = (FULL_ONLY, two_groups(1), two_groups(3), two_groups(4), two_groups(9))
+
+
+def unmeasured(plan: StepPlan) -> float:
+    return 0.0
+
+
+def by_tokens(plan: StepPlan) -> float:
+    """Prompt tokens are dear, so that few fit beside a decode."""
+    return 1.0 + 0.3 * plan.num_tokens
 
 
 @st.composite
@@ -31,6 +41,7 @@ def drivers(draw: st.DrawFn) -> Driver:
         max_batched_tokens=batch + draw(st.integers(0, 12)),
         prefill_mode=draw(st.sampled_from(PrefillMode)),
         prefill_chunk_size=draw(st.integers(1, 10)),
+        scheduling_policy=draw(st.sampled_from(PolicyName)),
     )
     return Driver(
         options,
@@ -40,6 +51,7 @@ def drivers(draw: st.DrawFn) -> Driver:
         overlap=draw(st.booleans()),
         supports_mixed=draw(st.booleans()),
         eviction=draw(st.sampled_from(POLICIES)),
+        step_time_s=draw(st.sampled_from([unmeasured, by_tokens])),
     )
 
 
@@ -53,10 +65,11 @@ class ScheduleMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 16),
         stop_after=st.integers(1, 20),
         priority=st.integers(0, 1),
+        key=st.sampled_from("ABC"),
     )
-    def add(self, prompt: list[int], max_tokens: int, stop_after: int, priority: int) -> None:
+    def add(self, prompt: list[int], max_tokens: int, stop_after: int, priority: int, key: str) -> None:
         with contextlib.suppress(PromptTooLongError):
-            self.driver.add(prompt, max_tokens, stop_after=stop_after, priority=priority)
+            self.driver.add(prompt, max_tokens, stop_after=stop_after, priority=priority, key=key)
 
     @precondition(lambda self: self.driver.unfinished)
     @rule(data=st.data())
@@ -88,8 +101,16 @@ def random_driver(rng: random.Random, *, overlap: bool) -> Driver:
         max_batched_tokens=batch + rng.randint(0, 12),
         prefill_mode=rng.choice(list(PrefillMode)),
         prefill_chunk_size=rng.randint(1, 10),
+        scheduling_policy=rng.choice(list(PolicyName)),
     )
-    return Driver(options, groups=rng.choice(GROUPS), block_size=rng.choice([1, 2, 4]), num_slabs=rng.randint(8, 20), overlap=overlap)
+    return Driver(
+        options,
+        groups=rng.choice(GROUPS),
+        block_size=rng.choice([1, 2, 4]),
+        num_slabs=rng.randint(8, 20),
+        overlap=overlap,
+        step_time_s=rng.choice([unmeasured, by_tokens]),
+    )
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -103,7 +124,8 @@ def test_seeded_schedules(overlap: bool) -> None:
             if choice < 0.4:
                 prompt = [rng.randrange(4) for _ in range(rng.randint(1, 12))]
                 with contextlib.suppress(PromptTooLongError):
-                    driver.add(prompt, rng.randint(1, 40), stop_after=rng.randint(1, 50), priority=rng.randrange(2))
+                    key = rng.choice("ABC")
+                    driver.add(prompt, rng.randint(1, 40), stop_after=rng.randint(1, 50), priority=rng.randrange(2), key=key)
             elif choice < 0.45 and driver.unfinished:
                 driver.abort(rng.choice(list(driver.unfinished.values())))
             else:

@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inference_server.backends.step_attention import select_attention
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.plan import StepPlan
 from inference_server.core.request import ScheduledRequest
-from inference_server.kernels.reference import PagedAttention
+from inference_server.kernels.step_rows import StepRows
 from inference_server.models.attention import AttentionMetadata, GroupMetadata
 
 IntArray = NDArray[np.int64]
@@ -42,6 +43,7 @@ class InputBatch:
         width = ceil(max_model_len / layout.block_size)
         self._tables = [np.zeros((max_slots, width), dtype=np.int32) for _ in layout.groups]
         self._known = [[0] * max_slots for _ in layout.groups]  # block ids copied, by group and slot
+        self._bind_attention = select_attention(device, layout.block_size)
         self._tenants: list[ScheduledRequest | None] = [None] * max_slots
         self._stays = [0] * max_slots  # the tenant's preemptions when its blocks were copied: it returns with others
 
@@ -56,22 +58,22 @@ class InputBatch:
         token_ids, on_device = _token_ids(plan)
         input_ids = self._to_device(token_ids)
         if on_device:
-            rows = np.array(on_device)
-            input_ids[self._to_device(cu_seqlens[rows + 1] - 1)] = last_token_ids[self._to_device(slots[rows])]
+            unknown = np.array(on_device)
+            input_ids[self._to_device(cu_seqlens[unknown + 1] - 1)] = last_token_ids[self._to_device(slots[unknown])]
         max_seq_len = int(ends.max())
         width = ceil(max_seq_len / self._block_size)
         cu_seqlens_q, seq_lens = self._to_device(cu_seqlens.astype(np.int32)), self._to_device(ends.astype(np.int32))
+        rows = StepRows(cu_seqlens.tolist(), ends.tolist(), cu_seqlens_q, seq_lens, num_single=int((counts == 1).sum()))
         groups = []
         for table, window in zip(self._tables, self._windows, strict=True):
             slot_mapping = self._to_device(self._slot_mapping(table, slots.repeat(counts), positions))
             block_tables = self._to_device(table[slots, :width])
-            attention = PagedAttention(block_tables, cu_seqlens_q, seq_lens, window, self._block_size)
-            groups.append(GroupMetadata(slot_mapping, block_tables, window, attention))
+            groups.append(GroupMetadata(slot_mapping, block_tables, window, self._bind_attention(block_tables, rows, window)))
         metadata = AttentionMetadata(
             groups=tuple(groups),
             cu_seqlens_q=cu_seqlens_q,
             seq_lens=seq_lens,
-            num_single=int((counts == 1).sum()),
+            num_single=rows.num_single,
             max_query_len=int(counts.max()),
             max_seq_len=max_seq_len,
         )

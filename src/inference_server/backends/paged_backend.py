@@ -148,13 +148,14 @@ class PagedBackend:
         return Weights(self._open_checkpoint(self._folder), self._device, dtype, make_linear)
 
     def _warm_up(self, num_groups: int) -> None:
-        """One token through everything, its KV in the null block, so that no request waits for a library's first call."""
-        nobody = ScheduledRequest("", [0], SamplingParams(), 0.0, slot=0, block_tables=[BlockTable([0]) for _ in range(num_groups)])
-        plan = StepPlan(step_id=-1)
-        plan.add(nobody, start=0, num_new_tokens=1, samples=True)
-        step = self.launch(plan)
-        self.sample(step)
-        self.collect(step)
+        """One token, then two, their KV in the null block, so that no request waits for a library's first call or a kernel's compiler."""
+        for count in (1, 2):
+            tables = [BlockTable([0] * count) for _ in range(num_groups)]
+            plan = StepPlan(step_id=-1)
+            plan.add(ScheduledRequest("", [0] * count, SamplingParams(), 0.0, slot=0, block_tables=tables), 0, count, samples=True)
+            step = self.launch(plan)
+            self.sample(step)
+            self.collect(step)
 
 
 def _sampling_rows(plan: StepPlan) -> PagedStep:

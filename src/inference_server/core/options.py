@@ -14,6 +14,13 @@ class PrefillMode(StrEnum):
     MIXED = "mixed"
 
 
+class PolicyName(StrEnum):
+    """Who is served next: whoever came first, or the client that has had the least service."""
+
+    FCFS = "fcfs"
+    FAIR = "fair"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """Which model, and how the backend runs it. device and dtype may be "auto"."""
@@ -51,6 +58,7 @@ class SchedulerOptions:
     max_batched_tokens: int = 2048
     prefill_mode: PrefillMode = PrefillMode.MIXED
     prefill_chunk_size: int = 512
+    scheduling_policy: PolicyName = PolicyName.FAIR
 
 
 @dataclass(frozen=True, slots=True)

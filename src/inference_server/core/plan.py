@@ -74,8 +74,11 @@ class StepResult:
     """What one collected step produced. token_ids[i] is row i's sampled token, or -1 where the row did not sample.
 
     block_mass: attention mass by block id of the full group, when an eviction policy asked for it.
+    elapsed_s: what the step took, set by the engine: from its launch, or from the end of the step before if that was later, to
+    its end. 0 when nobody measured it.
     """
 
     step_id: int
     token_ids: list[int]
     block_mass: list[float] | None = None
+    elapsed_s: float = 0.0

@@ -52,8 +52,22 @@ class RequestRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class FairnessStats:
+    """What one fairness key has had. served: weighted tokens, plus what lifting after an absence added to them."""
+
+    key: str
+    served: int
+    num_waiting: int
+    num_open: int
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """A snapshot of the scheduler, taken at a step boundary."""
+    """A snapshot of the scheduler, taken at a step boundary.
+
+    waiting_by_reason: every waiting request, by what holds it. drain_rate: tokens a second that leave the queue while there is
+    one, 0 before that is known. fairness: the keys that have had the most service, a few steps old at times.
+    """
 
     num_waiting: int = 0
     num_prefilling: int = 0
@@ -63,6 +77,8 @@ class SchedulerStats:
     preemptions_total: int = 0
     waiting_tokens: int = 0
     active_tokens: int = 0
+    drain_rate: float = 0.0
+    fairness: tuple[FairnessStats, ...] = ()
 
     @property
     def num_active(self) -> int:

@@ -44,13 +44,16 @@ class OpenRequests:
         return self._next_deadline
 
     def add(self, request: ScheduledRequest, now: float) -> None:
-        """Queue a request. One that the scheduler refuses ends at once, with the reason."""
+        """Queue a request. One that the scheduler refuses, or that would wait beyond its admission deadline, ends at once."""
         request.admission_deadline = min(request.admission_deadline, request.arrival_time + self._admission_limit_s)
         request.deadline = min(request.deadline, request.arrival_time + self._request_limit_s)
         self._requests[request.request_id] = request
         self._processor.add(request)
         self._next_deadline = min(self._next_deadline, _due(request))
+        wait_s = self._scheduler.predicted_wait_s(request)
         try:
+            if now + wait_s > request.admission_deadline:
+                raise OverloadedError(f"the request would wait for about {wait_s:.0f} s; try again later", retry_after_s=wait_s)
             self._scheduler.add(request)
         except InferenceServerError as error:
             self.end(request.request_id, FinishReason.ERROR, now, error)

@@ -46,6 +46,7 @@ class StepPipeline:
         self._clock = clock
         self._in_flight: deque[_InFlight] = deque()
         self._num_preempted = 0
+        self._last_end = 0.0
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -69,6 +70,8 @@ class StepPipeline:
             self._fail(step.plan, error)
             return
         now = self._clock()
+        result.elapsed_s = now - max(step.start_time, self._last_end)
+        self._last_end = now
         outputs = self._processor.process(step.plan, result, now)
         self._scheduler.update(step.plan, result, outputs.stops)
         self._requests.put(outputs.deltas)

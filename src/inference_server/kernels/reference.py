@@ -4,7 +4,7 @@ Attention computes in fp32 whatever the cache stores. It reads only slots that h
 included, never reaches a result; and rows of very different lengths are not padded to the longest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -23,8 +23,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     each costs its dispatch, and torch's own rms_norm is seven of them on a CPU.
     """
     wide = x.float()
-    mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().mul_(1 / x.shape[-1])
-    normed = (wide * mean_square.add_(eps).rsqrt_()).mul_(weight)
+    normed = (wide * wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()).mul_(weight)
     return normed if x.dtype is torch.float32 else normed.to(x.dtype)
 
 
@@ -33,6 +32,35 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def route(scores: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
+    """The top_k experts of each token and their weights, both [tokens, top_k], for the router's fp32 scores [tokens, experts].
+
+    The weights are probabilities among all experts; normalize makes them sum to 1.
+    """
+    weights, expert_ids = scores.softmax(-1).topk(top_k, dim=-1)
+    return expert_ids, weights / weights.sum(-1, keepdim=True) if normalize else weights
+
+
+def moe_experts(
+    x: Tensor, gate_up: Tensor, down: Tensor, expert_ids: Tensor, weights: Tensor, activation: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """For each token the weighted sum of its experts, each a gated MLP (arXiv:1701.06538). Experts that no token chose are not read.
+
+    x: [tokens, hidden_size]. gate_up: [experts, 2 * size, hidden_size], gate first. down: [experts, hidden_size, size].
+    expert_ids, weights (fp32): [tokens, top_k]. Computes in the dtype of the experts, sums in fp32, returns as x.
+    """
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    wide, flat_ids, flat_weights = x.to(gate_up.dtype), expert_ids.t().flatten(), weights.t().flatten()  # first choices first
+    by_expert = flat_ids.argsort(stable=True).split(torch.bincount(flat_ids, minlength=len(gate_up)).tolist())
+    for expert, choices in enumerate(by_expert):  # indices into the flat ids
+        if len(choices):
+            tokens = choices % len(x)
+            gate, up = F.linear(wide[tokens], gate_up[expert]).chunk(2, dim=-1)
+            y = F.linear(activation(gate) * up, down[expert])
+            out.index_add_(0, tokens, y.float() * flat_weights[choices, None])
+    return out.to(x.dtype)
 
 
 def write_kv(key: Tensor, value: Tensor, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
@@ -63,7 +91,7 @@ def paged_attention(
     cu_seqlens_q: int32 [rows + 1], where each row's queries start. seq_lens: int32 [rows], tokens up to the last query.
     window: how many keys a query sees, its own included; None for all. Returns [tokens, num_heads, head_dim] in q's dtype.
     """
-    return PagedAttention(block_tables, cu_seqlens_q, seq_lens, window, key.shape[1])(q, key, value, scale)
+    return PagedAttention(block_tables, cu_seqlens_q.tolist(), seq_lens.tolist(), window, key.shape[1])(q, key, value, scale)
 
 
 class _Read(NamedTuple):
@@ -76,11 +104,13 @@ class _Read(NamedTuple):
 
 
 class PagedAttention:
-    """`paged_attention` split in two: what to read is worked out here once, then each layer of the group calls it."""
+    """`paged_attention` split in two: what to read is worked out here once, then each layer of the group calls it.
 
-    def __init__(self, block_tables: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, window: int | None, block_size: int) -> None:
+    starts, lengths: cu_seqlens_q and seq_lens, which are needed on the host.
+    """
+
+    def __init__(self, block_tables: Tensor, starts: list[int], lengths: list[int], window: int | None, block_size: int) -> None:
         self._tables, self._window, self._block_size = block_tables, window, block_size
-        starts, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
         counts = [stop - start for start, stop in pairwise(starts)]
         singles = [row for row, count in enumerate(counts) if count == 1]
         self._decodes = [self._decode_read(rows, width, starts, lengths) for rows, width in _packs(singles, lengths, window)]

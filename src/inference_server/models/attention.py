@@ -11,6 +11,8 @@ from torch import Tensor
 
 from inference_server.kernels.reference import write_kv
 
+FULL, SLIDING = "full_attention", "sliding_attention"  # the layer types of config.json
+
 
 class LayerKV(Protocol):
     """Keys and values by layer, as the backend's KV arena and a test's plain tensors offer them."""
@@ -55,7 +57,10 @@ class AttentionMetadata:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
     """Store the new k, v [tokens, num_kv_heads, head_dim] of the layer, then attend: q and result [tokens, num_heads, head_dim]."""
-    group = metadata.groups[kv.group_of(layer)]
-    key, value = kv.key(layer), kv.value(layer)
-    write_kv(key, value, k, v, group.slot_mapping)
-    return group.attention(q, key, value, scale)
+    write_kv(kv.key(layer), kv.value(layer), k, v, metadata.groups[kv.group_of(layer)].slot_mapping)
+    return attend_stored(q, layer, scale, metadata, kv)
+
+
+def attend_stored(q: Tensor, layer: int, scale: float, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
+    """Attend to what `layer` has stored, this step's tokens included: for a later layer that has no keys and values of its own."""
+    return metadata.groups[kv.group_of(layer)].attention(q, kv.key(layer), kv.value(layer), scale)

@@ -1,4 +1,4 @@
-"""Gemma 3, the text model: config, block, attention, MLP (arXiv:2503.19786).
+"""Gemma 3, the text model: config, block, attention (arXiv:2503.19786).
 
 Reads top to bottom as the forward runs. Five layers of six attend within a window; norms scale by 1 + weight; queries and keys
 are normed a head at a time; input and output embedding are one matrix. Vision towers are skipped at load, not run.
@@ -9,27 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.kernels.reference import rope
-from inference_server.models.attention import AttentionMetadata, LayerKV, attend
-from inference_server.models.layers import RMSNorm, RotaryAngles
+from inference_server.models.attention import FULL, SLIDING, AttentionMetadata, LayerKV, attend
+from inference_server.models.fields import ConfigFields, RopeParameters
+from inference_server.models.layers import GatedMLP, RMSNorm, RotaryAngles, gelu_tanh, soft_cap
 from inference_server.models.weights import Weights
 
-FULL, SLIDING = "full_attention", "sliding_attention"
-_PREFIXES = ("model.language_model", "language_model.model", "model")
-_IGNORED = (
-    "lm_head.",
-    "language_model.lm_head.",
-    "vision_tower.",
-    "multi_modal_projector.",
-    "model.vision_tower.",
-    "model.multi_modal_projector.",
-)
-_FIXED = {
+_BUILT = {
     "hidden_activation": ("gelu_pytorch_tanh",),
     "attention_bias": (False,),
     "attn_logit_softcapping": (None,),
@@ -40,7 +29,7 @@ _FIXED = {
 
 @dataclass(frozen=True, slots=True)
 class Gemma3Config:
-    """Sizes and constants of one checkpoint. rope: by layer type, (theta, factor by which positions are divided)."""
+    """Sizes and constants of one checkpoint. rope: by layer type."""
 
     vocab_size: int
     hidden_size: int
@@ -54,33 +43,28 @@ class Gemma3Config:
     rms_norm_eps: float
     max_position_embeddings: int
     final_logit_softcapping: float | None
-    rope: Mapping[str, tuple[float, float]]
+    rope: Mapping[str, RopeParameters]
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> "Gemma3Config":
         """From a parsed config.json, the text part of a multimodal one included. Raises ModelLoadError for what is not built."""
-        config = {**config, **config.get("text_config", {})}
-        for name, built in _FIXED.items():
-            if name in config and config[name] not in built:
-                raise ModelLoadError(f"{name} = {config[name]!r} is not supported for Gemma 3")
-        try:
-            return cls(
-                vocab_size=config.get("vocab_size", 262208),
-                hidden_size=config["hidden_size"],
-                intermediate_size=config["intermediate_size"],
-                num_attention_heads=config.get("num_attention_heads", 8),
-                num_key_value_heads=config.get("num_key_value_heads", 4),
-                head_dim=config.get("head_dim", 256),
-                layer_types=_layer_types(config),
-                sliding_window=config.get("sliding_window", 4096),
-                query_pre_attn_scalar=config.get("query_pre_attn_scalar", 256),
-                rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-                max_position_embeddings=config.get("max_position_embeddings", 131072),
-                final_logit_softcapping=config.get("final_logit_softcapping"),
-                rope={FULL: _rope(config, FULL, 1e6), SLIDING: _rope(config, SLIDING, 1e4)},
-            )
-        except KeyError as error:
-            raise ModelLoadError(f"config.json has no {error.args[0]}") from error
+        fields = ConfigFields(config, "Gemma 3")
+        fields.check(_BUILT)
+        return cls(
+            vocab_size=fields.get("vocab_size", 262208),
+            hidden_size=fields["hidden_size"],
+            intermediate_size=fields["intermediate_size"],
+            num_attention_heads=fields.get("num_attention_heads", 8),
+            num_key_value_heads=fields.get("num_key_value_heads", 4),
+            head_dim=fields.get("head_dim", 256),
+            layer_types=_layer_types(fields),
+            sliding_window=fields.get("sliding_window", 4096),
+            query_pre_attn_scalar=fields.get("query_pre_attn_scalar", 256),
+            rms_norm_eps=fields.get("rms_norm_eps", 1e-6),
+            max_position_embeddings=fields.get("max_position_embeddings", 131072),
+            final_logit_softcapping=fields.get("final_logit_softcapping"),
+            rope={FULL: _rope(fields, FULL, 1e6), SLIDING: _rope(fields, SLIDING, 1e4)},
+        )
 
     def layer_groups(self, itemsize: int) -> tuple[LayerGroup, ...]:
         """The KV groups, full attention first; a type without layers has none."""
@@ -96,16 +80,15 @@ class Gemma3:
 
     def __init__(self, config: Gemma3Config, weights: Weights) -> None:
         self.config = config
-        # On the CPU activations stay in fp32: converting them costs more than it saves, and the KV cache rounds anyway.
-        self.dtype = torch.float32 if weights.device.type == "cpu" else weights.dtype
-        prefix = next((p for p in _PREFIXES if f"{p}.embed_tokens.weight" in weights), "model")
-        text = weights.at(prefix)
+        self.dtype = weights.activation_dtype
+        text = weights.text()
         self.embedding = text.linear(config.hidden_size, embed_tokens=config.vocab_size)  # read by rows, and multiplied by as lm_head
         self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype).item()
         self.layers = [Block(config, i, text.at(f"layers.{i}")) for i in range(len(config.layer_types))]
         self.norm = _norm(text, "norm", config.hidden_size, config)
-        self.rotary = {t: RotaryAngles(config.head_dim, *config.rope[t], weights.device) for t in set(config.layer_types)}
-        weights.check_all_taken(ignored=_IGNORED)
+        self.rotary = {t: RotaryAngles(config.head_dim, config.rope[t], weights.device) for t in set(config.layer_types)}
+        weights.skip("lm_head", "language_model.lm_head")
+        weights.check_all_taken()
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
         """input_ids, positions: int64 [tokens], the rows of `metadata` one after the other. Returns hidden [tokens, hidden_size]."""
@@ -117,9 +100,7 @@ class Gemma3:
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden_size], of the tokens to sample after, to fp32 logits [rows, vocab_size]."""
-        logits = self.embedding(hidden, torch.float32)
-        cap = self.config.final_logit_softcapping
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return soft_cap(self.embedding(hidden, torch.float32), self.config.final_logit_softcapping)
 
 
 class Block:
@@ -131,7 +112,7 @@ class Block:
         self.attention = Attention(config, layer, weights.at("self_attn"))
         self.after_attention_norm = _norm(weights, "post_attention_layernorm", config.hidden_size, config)
         self.mlp_norm = _norm(weights, "pre_feedforward_layernorm", config.hidden_size, config)
-        self.mlp = MLP(config, weights.at("mlp"))
+        self.mlp = GatedMLP(weights.at("mlp"), config.hidden_size, config.intermediate_size, gelu_tanh)
         self.after_mlp_norm = _norm(weights, "post_feedforward_layernorm", config.hidden_size, config)
 
     def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
@@ -160,40 +141,23 @@ class Attention:
         return self.out(attend(q, k, v, self.layer, self.scale, metadata, kv).flatten(1))
 
 
-class MLP:
-    """down(gelu(gate(x)) * up(x))."""
-
-    def __init__(self, config: Gemma3Config, weights: Weights) -> None:
-        size = config.intermediate_size
-        self.gate_up = weights.linear(config.hidden_size, gate_proj=size, up_proj=size)
-        self.down = weights.linear(size, down_proj=config.hidden_size)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.gelu(gate, approximate="tanh") * up)
-
-
 def _norm(weights: Weights, name: str, size: int, config: Gemma3Config) -> RMSNorm:
     """Gemma 3 stores norm weights less one."""
     return RMSNorm(1.0 + weights.take(f"{name}.weight", size, dtype=torch.float32), config.rms_norm_eps)
 
 
-def _layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
-    if types := config.get("layer_types"):
+def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
+    if types := fields.get("layer_types"):
         if unknown := set(types) - {FULL, SLIDING}:
-            raise ModelLoadError(f"layer type {min(unknown)!r} is not supported for Gemma 3")
+            raise fields.refusal("layer type", min(unknown))
         return tuple(types)
-    pattern = config.get("sliding_window_pattern", 6)
-    return tuple(SLIDING if (i + 1) % pattern else FULL for i in range(config["num_hidden_layers"]))
+    pattern = fields.get("sliding_window_pattern", 6)
+    return tuple(SLIDING if (i + 1) % pattern else FULL for i in range(fields["num_hidden_layers"]))
 
 
-def _rope(config: Mapping[str, Any], layer_type: str, default_theta: float) -> tuple[float, float]:
-    """(theta, factor) of a layer type, from `rope_parameters` or from the older flat fields, whose scaling is for full layers."""
+def _rope(fields: ConfigFields, layer_type: str, default_theta: float) -> RopeParameters:
+    """Of a layer type, from `rope_parameters` or from the older flat fields, whose scaling is for full layers."""
     old_theta = "rope_theta" if layer_type == FULL else "rope_local_base_freq"
-    scaling = config.get("rope_scaling") if layer_type == FULL else None
-    parameters = (config.get("rope_parameters") or {}).get(layer_type) or scaling or {}
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind not in ("default", "linear"):
-        raise ModelLoadError(f"rope type {kind!r} is not supported for Gemma 3")
-    theta = parameters.get("rope_theta", config.get(old_theta, default_theta))
-    return float(theta), float(parameters.get("factor", 1.0) if kind == "linear" else 1.0)
+    scaling = fields.get("rope_scaling") if layer_type == FULL else None
+    parameters = (fields.get("rope_parameters") or {}).get(layer_type) or scaling or {}
+    return RopeParameters.from_fields(parameters, fields.get(old_theta, default_theta), fields)

@@ -12,6 +12,8 @@ from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.models.attention import AttentionMetadata, LayerKV
 from inference_server.models.gemma3 import Gemma3, Gemma3Config
+from inference_server.models.gemma4 import Gemma4, Gemma4Config
+from inference_server.models.qwen3 import Qwen3, Qwen3Config
 from inference_server.models.weights import Weights
 
 
@@ -44,7 +46,18 @@ class ModelFamily:
 
 
 _GEMMA3 = ModelFamily(Gemma3Config.from_dict, Gemma3)
-_FAMILIES = {"Gemma3ForCausalLM": _GEMMA3, "Gemma3ForConditionalGeneration": _GEMMA3}
+_GEMMA4 = ModelFamily(Gemma4Config.from_dict, Gemma4)
+_QWEN3 = ModelFamily(Qwen3Config.from_dict, Qwen3)
+_FAMILIES = {
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Gemma4ForCausalLM": _GEMMA4,
+    "Gemma4ForConditionalGeneration": _GEMMA4,
+    "Gemma4UnifiedForCausalLM": _GEMMA4,
+    "Gemma4UnifiedForConditionalGeneration": _GEMMA4,
+    "Qwen3ForCausalLM": _QWEN3,
+    "Qwen3MoeForCausalLM": _QWEN3,
+}
 
 
 def read_config(folder: Path) -> dict[str, Any]:

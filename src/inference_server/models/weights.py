@@ -4,7 +4,8 @@ Taking states the shape, so a missing or misshapen tensor stops the load at once
 Matrices come as linear layers, made by the one function that knows which kernel is best on this machine.
 """
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable
 from copy import copy
 from typing import Protocol
 
@@ -13,6 +14,11 @@ from torch import Tensor
 
 from inference_server.core.errors import ModelLoadError
 from inference_server.kernels.cpu_linear import Linear, StockLinear
+
+_TEXT_PREFIXES = ("model.language_model", "language_model.model", "model")
+_OTHER_MODALITIES = ("vision_tower", "audio_tower", "multi_modal_projector", "embed_vision", "embed_audio", "vision_embedder")
+
+logger = logging.getLogger(__name__)
 
 
 class TensorSource(Protocol):
@@ -43,6 +49,7 @@ class Weights:
         self._prefix = ""
         self._names = frozenset(source.names())
         self._taken: dict[str, int] = {}  # elements by name; shared by all views of the checkpoint
+        self._skipped: list[str] = []  # prefixes; shared as well
 
     def at(self, prefix: str) -> "Weights":
         """The same checkpoint, for names below `prefix`."""
@@ -50,8 +57,17 @@ class Weights:
         view._prefix = f"{self._prefix}{prefix}."
         return view
 
+    def text(self) -> "Weights":
+        """The view of the language model, which multimodal checkpoints keep deeper than others."""
+        return self.at(next((prefix for prefix in _TEXT_PREFIXES if f"{prefix}.embed_tokens.weight" in self), "model"))
+
     def __contains__(self, name: str) -> bool:
         return self._prefix + name in self._names
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """On the CPU activations stay in fp32: converting them costs more than it saves, and the KV cache rounds anyway."""
+        return torch.float32 if self.device.type == "cpu" else self.dtype
 
     @property
     def num_parameters(self) -> int:
@@ -67,11 +83,18 @@ class Weights:
         parts = [self.take(f"{name}.weight", rows, in_features) for name, rows in out_features.items()]
         return self._make_linear(torch.cat(parts) if len(parts) > 1 else parts[0])
 
-    def check_all_taken(self, ignored: Iterable[str]) -> None:
-        """Raises ModelLoadError if the checkpoint holds a tensor that nobody took and no prefix in `ignored` covers."""
-        skipped = tuple(ignored)
-        if unused := sorted(name for name in self._names - self._taken.keys() if not name.startswith(skipped)):
+    def skip(self, *names: str) -> None:
+        """Tensors below these names, if there are any, are known and not needed."""
+        self._skipped += [f"{self._prefix}{name}." for name in names]
+
+    def check_all_taken(self) -> None:
+        """Raises ModelLoadError if the checkpoint holds a tensor of the language model that was neither taken nor skipped."""
+        other = tuple(f"{prefix}{name}." for prefix in ("", "model.") for name in _OTHER_MODALITIES)
+        left = {name for name in self._names - self._taken.keys() if not name.startswith(tuple(self._skipped))}
+        if unused := sorted(name for name in left if not name.startswith(other)):
             raise ModelLoadError(f"the checkpoint has {len(unused)} tensors that this model does not use, such as {unused[0]}")
+        if left:
+            logger.info("only text is served: skipped %d tensors of vision and audio, such as %s", len(left), min(left))
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         full_name = self._prefix + name

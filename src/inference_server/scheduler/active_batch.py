@@ -4,7 +4,7 @@ from bisect import insort
 from collections.abc import Callable
 
 from inference_server.core.request import RequestStatus, ScheduledRequest
-from inference_server.scheduler.policies import Rank
+from inference_server.scheduler.ranked_queue import Rank
 
 
 class ActiveBatch:

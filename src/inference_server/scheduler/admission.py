@@ -1,10 +1,11 @@
 """Which waiting requests may start: enough memory for what they are known to need, and not more active tokens than allowed.
 
 The whole prompt counts, not its first chunk, and so does what admitted prompts have yet to take. Output is not reserved: a
-watermark of free slabs lets running requests grow, and preemption is the answer when that was too little.
+watermark of free slabs lets running requests grow, and preemption is the answer when that was too little. Each preemption
+raises the watermark and each end lowers it, so that who is admitted next is not preempted at once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil
 
@@ -12,22 +13,57 @@ from inference_server.core.request import ScheduledRequest
 from inference_server.kv_cache.cache_manager import CacheManager
 from inference_server.scheduler.active_batch import ActiveBatch
 
+_HEADROOM_PER_ROW = 0.25
+_HEADROOM_KEPT = 0.9
+_MOST_HEADROOM = 0.3
+
 
 class HoldReason(StrEnum):
-    """Why the head of the queue waits."""
+    """Why a request waits."""
 
     SLOTS = "slots"
     ACTIVE_TOKENS = "active_tokens"
     KV_BLOCKS = "kv_blocks"
 
 
-class AdmissionController:
-    """The gates between the queue and the batch. watermark: share of the pool that an admission must leave free."""
+@dataclass(slots=True)
+class Holds:
+    """What one pass found to hold the waiting requests. Those that it did not look at wait for what the last of these waits for."""
 
-    def __init__(self, cache: CacheManager, *, max_active_tokens: int | None = None, watermark: float = 0.01) -> None:
+    counts: dict[HoldReason, int] = field(default_factory=dict)
+    last: HoldReason = HoldReason.SLOTS
+
+    def add(self, reason: HoldReason) -> None:
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        self.last = reason
+
+    def by_reason(self, num_waiting: int) -> dict[str, int]:
+        """Every waiting request, some of which may have gone since the pass."""
+        left, known = num_waiting, {}
+        for reason, count in self.counts.items():
+            known[reason.value] = min(count, left)
+            left -= known[reason.value]
+        known[self.last.value] = known.get(self.last.value, 0) + left
+        return {reason: count for reason, count in known.items() if count}
+
+
+class AdmissionController:
+    """The gates between the queue and the batch, and how long a request that they hold may be overtaken.
+
+    watermark: share of the pool that an admission must leave free. ageing_s: after so many seconds at the gates nobody of the
+    same priority passes a request any more, so that it gets in when those before it have ended.
+    """
+
+    def __init__(
+        self, cache: CacheManager, *, max_active_tokens: int | None = None, watermark: float = 0.01, ageing_s: float = 5.0
+    ) -> None:
         self.cache = cache
         self.max_active_tokens = max_active_tokens
-        self.spare_slabs = ceil(watermark * cache.num_slabs)
+        self._ageing_s = ageing_s
+        self._watermark_slabs = ceil(watermark * cache.num_slabs)
+        self._headroom_slabs = 0.0
+        self._oldest_held: ScheduledRequest | None = None
+        self._held_since = 0.0
 
     def open(self, batch: ActiveBatch, chunk_tokens: int) -> "AdmissionPass":
         """Start one scheduling pass over what is admitted already. chunk_tokens: the most one step computes of a prompt."""
@@ -37,6 +73,42 @@ class AdmissionController:
             pending = _add(pending, self.cache.pending_blocks(request, chunk_tokens))
             recomputing |= request.num_preemptions > 0
         return AdmissionPass(self, len(batch), batch.num_tokens, chunk_tokens, pending, recomputing)
+
+    @property
+    def spare_slabs(self) -> int:
+        """What an admission must leave free: the watermark and the headroom."""
+        return self._watermark_slabs + int(self._headroom_slabs)
+
+    def preempted(self, num_active: int) -> None:
+        """A request was preempted, and so many rows are left to grow."""
+        most = _MOST_HEADROOM * self.cache.num_slabs
+        self._headroom_slabs = min(self._headroom_slabs + _HEADROOM_PER_ROW * num_active, most)
+
+    def choose(self, head: ScheduledRequest | None, now: float) -> ScheduledRequest | None:
+        """The request to try next: the queue's head, or in its place one that has been held for `ageing_s`."""
+        overdue = self._overdue(now)
+        if head is None or overdue is None or head.num_preemptions or head.priority < overdue.priority:
+            return head
+        return overdue
+
+    def may_pass(self, held: ScheduledRequest, now: float) -> bool:
+        """Whether others may be admitted past the head that is held. One such head at a time grows old."""
+        if self._oldest_held is None:
+            self._oldest_held, self._held_since = held, now
+        return self._overdue(now) is None
+
+    def admitted(self, request: ScheduledRequest) -> None:
+        """It is held no more."""
+        if self._oldest_held is request:
+            self._oldest_held = None
+
+    def ended(self, request: ScheduledRequest) -> None:
+        """It left its memory, if it had any."""
+        self.admitted(request)
+        self._headroom_slabs *= _HEADROOM_KEPT
+
+    def _overdue(self, now: float) -> ScheduledRequest | None:
+        return self._oldest_held if now - self._held_since >= self._ageing_s else None
 
 
 @dataclass(slots=True)

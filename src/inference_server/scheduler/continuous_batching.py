@@ -15,9 +15,14 @@ from inference_server.core.records import CacheStats, SchedulerStats
 from inference_server.core.request import FinishReason, RequestStatus, ScheduledRequest
 from inference_server.kv_cache.cache_manager import CacheManager
 from inference_server.scheduler.active_batch import ActiveBatch
-from inference_server.scheduler.admission import AdmissionController, AdmissionPass, HoldReason
-from inference_server.scheduler.policies import FCFSPolicy
+from inference_server.scheduler.admission import AdmissionController, AdmissionPass, HoldReason, Holds
+from inference_server.scheduler.chunk_budget import ChunkBudget
+from inference_server.scheduler.drain_rate import DrainRate
+from inference_server.scheduler.policies import SchedulingPolicy, create_policy
 from inference_server.scheduler.prefill_shape import shape_prefill
+
+_LOOKAHEAD = 16
+_NUM_FAIRNESS_KEYS = 10
 
 
 class ContinuousBatchScheduler:
@@ -35,26 +40,31 @@ class ContinuousBatchScheduler:
         options: SchedulerOptions,
         *,
         supports_mixed: bool = True,
-        policy: FCFSPolicy | None = None,
+        policy: SchedulingPolicy | None = None,
         admission: AdmissionController | None = None,
     ) -> None:
-        """Without supports_mixed, prefill mode `mixed` becomes `chunked`. Raises ValueError for a budget below one token a row."""
+        """policy: None takes the one that the options name. Without supports_mixed, prefill mode `mixed` becomes `chunked`.
+
+        Raises ValueError for a budget below one token a row.
+        """
         if options.max_batched_tokens < options.max_batch_size:
             raise ValueError(f"max_batched_tokens ({options.max_batched_tokens}) is below max_batch_size ({options.max_batch_size})")
         self._cache = cache
-        self._policy = policy or FCFSPolicy()
+        self._policy = policy or create_policy(options.scheduling_policy)
         self._admission = admission or AdmissionController(cache)
         self._max_batched_tokens = options.max_batched_tokens
         mode = options.prefill_mode
         self._mode = PrefillMode.CHUNKED if mode is PrefillMode.MIXED and not supports_mixed else mode
-        in_chunks = self._mode in (PrefillMode.MIXED, PrefillMode.CHUNKED)
+        self._in_chunks = in_chunks = self._mode in (PrefillMode.MIXED, PrefillMode.CHUNKED)
         self._chunk = min(options.prefill_chunk_size, options.max_batched_tokens)
         self.max_request_tokens = cache.max_request_tokens(self._chunk if in_chunks else None)
         # No chunk is longer than any sequence that fits, so this is "no limit" where prompts are computed whole.
         self._max_chunk = self._chunk if in_chunks else self.max_request_tokens
         self._batch = ActiveBatch(options.max_batch_size, self._policy.rank)
+        self._chunk_budget = ChunkBudget(alternating=self._mode is PrefillMode.CHUNKED)
+        self._drain_rate = DrainRate()
         self._resting: ScheduledRequest | None = None
-        self._hold_reason: HoldReason | None = None
+        self._holds = Holds()
         self._prefill_turn = True
         self._next_step_id = 1
         self._waiting_tokens = 0
@@ -91,7 +101,9 @@ class ContinuousBatchScheduler:
 
     def update(self, plan: StepPlan, result: StepResult, stops: Mapping[str, FinishReason]) -> None:
         """A request that has all its max_tokens and is not in `stops` ends too, by LENGTH."""
+        self._observe(plan, result.elapsed_s)
         finished, block_size = RequestStatus.FINISHED, self._cache.block_size
+        returned: list[ScheduledRequest] = []
         for request, start, count, samples, token_id in zip(
             plan.requests, plan.starts, plan.num_new_tokens, plan.samples, result.token_ids, strict=True
         ):
@@ -105,19 +117,22 @@ class ContinuousBatchScheduler:
                 continue
             token_ids = request.token_ids
             token_ids.append(token_id)
+            returned.append(request)
             request.num_inflight_tokens -= 1
             if stops and request.request_id in stops:
                 self.finish(request, stops[request.request_id])
             elif len(token_ids) - request.num_prompt_tokens >= request.sampling.max_tokens:
                 self.finish(request, FinishReason.LENGTH)
+        self._policy.charge(returned)
 
     def finish(self, request: ScheduledRequest, reason: FinishReason) -> None:
         if request.status is RequestStatus.FINISHED:
             return
         if request.slot >= 0:
             self._release(request)
-        elif self._policy.remove(request):
+        if self._policy.end(request):
             self._waiting_tokens -= request.num_tokens
+        self._admission.ended(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.num_inflight_tokens = 0
@@ -128,19 +143,22 @@ class ContinuousBatchScheduler:
     def waiting(self) -> list[ScheduledRequest]:
         return list(self._policy)
 
+    def predicted_wait_s(self, request: ScheduledRequest) -> float:
+        rate = self._drain_rate.tokens_per_s
+        return min(self._policy.tokens_ahead(request), self._waiting_tokens) / rate if rate else 0.0
+
     def scheduler_stats(self) -> SchedulerStats:
-        """The queue is held as one: all of it waits for what its head waits for."""
-        num_waiting = len(self._policy)
-        held = {self._hold_reason.value: num_waiting} if num_waiting and self._hold_reason else {}
         return SchedulerStats(
-            num_waiting=num_waiting,
+            num_waiting=len(self._policy),
             num_prefilling=len(self._batch.prefilling),
             num_running=len(self._batch.running),
-            waiting_by_reason=held,
+            waiting_by_reason=self._holds.by_reason(len(self._policy)),
             admitted_total=self._admitted_total,
             preemptions_total=self._preemptions_total,
             waiting_tokens=self._waiting_tokens,
             active_tokens=self._batch.num_tokens,
+            drain_rate=self._drain_rate.tokens_per_s,
+            fairness=self._policy.fairness(_NUM_FAIRNESS_KEYS),
         )
 
     def cache_stats(self) -> CacheStats:
@@ -188,7 +206,11 @@ class ContinuousBatchScheduler:
         """Share what is left of the budget among the admitted prompts."""
         rows = [request for request in self._batch.prefilling if request is not resting and request is not self._resting]
         remaining = [len(request.token_ids) - request.num_computed_tokens for request in rows]
-        shares = shape_prefill(self._mode, remaining, self._max_batched_tokens - len(plan), self._chunk)
+        budget = self._max_batched_tokens - len(plan)
+        if rows and self._in_chunks:
+            limit = self._chunk_budget.limit(len(self._batch.running))
+            budget = budget if limit is None else min(budget, limit)
+        shares = shape_prefill(self._mode, remaining, budget, self._chunk)
         added: list[tuple[ScheduledRequest, int, int]] = []
         for request, count in zip(rows, shares, strict=True):
             if count == 0 or request.status is RequestStatus.PREEMPTED:
@@ -205,25 +227,38 @@ class ContinuousBatchScheduler:
             plan.add(request, start, count, request.status is RequestStatus.RUNNING)
 
     def _admit(self, now: float) -> None:
-        """Move waiting requests into free slots, in the policy's order, until one is held."""
-        self._hold_reason = None
-        if not len(self._policy):
-            return
-        if self._batch.full:
-            self._hold_reason = HoldReason.SLOTS
-            return
-        gate = self._admission.open(self._batch, self._max_chunk)
-        while (request := self._policy.peek()) is not None:
-            self._hold_reason = HoldReason.SLOTS if self._batch.full else self._try(request, gate)
-            if self._hold_reason is not None:
-                return
-            self._policy.pop()
-            self._waiting_tokens -= request.num_tokens
-            self._batch.add(request)
-            self._admitted_total += 1
-            if request.admitted_time is None:
-                request.admitted_time = now
-                self._cache.count_hits(request)
+        """Move waiting requests into free slots, in the policy's order.
+
+        Past a head that is held the next few may try, unless one has been held for too long, or the head waits for memory
+        again after a preemption.
+        """
+        admitted, tokens = self._admitted_total, self._waiting_tokens
+        self._holds = Holds()
+        if len(self._policy) and not self._batch.full:
+            gate = self._admission.open(self._batch, self._max_chunk)
+            while (head := self._admission.choose(self._policy.peek(), now)) is not None and self._start(head, gate, now):
+                pass
+            if head is not None and not self._batch.full and not head.num_preemptions and self._admission.may_pass(head, now):
+                for request in self._policy.lookahead(_LOOKAHEAD):
+                    if request is not head:
+                        self._start(request, gate, now)
+        self._drain_rate.observe(now, self._admitted_total - admitted, tokens - self._waiting_tokens, len(self._policy))
+
+    def _start(self, request: ScheduledRequest, gate: AdmissionPass, now: float) -> bool:
+        """Admit a waiting request, or count what holds it."""
+        reason = HoldReason.SLOTS if self._batch.full else self._try(request, gate)
+        if reason is not None:
+            self._holds.add(reason)
+            return False
+        if request.admitted_time is None:
+            request.admitted_time = now
+            self._cache.count_hits(request)
+        self._policy.start(request)
+        self._admission.admitted(request)
+        self._waiting_tokens -= request.num_tokens
+        self._batch.add(request)
+        self._admitted_total += 1
+        return True
 
     def _try(self, request: ScheduledRequest, gate: AdmissionPass) -> HoldReason | None:
         """Pass the gate with the cached prefix in hand, or give it back and say what holds the request."""
@@ -259,10 +294,16 @@ class ContinuousBatchScheduler:
         request.num_computed_tokens = request.num_collected_tokens = 0
         request.num_preemptions += 1
         self._policy.requeue(request)
+        self._admission.preempted(len(self._batch))
         self._preemptions_total += 1
         self._waiting_tokens += request.num_tokens
         if not len(self._batch):
             self._cache.clear()
+
+    def _observe(self, plan: StepPlan, elapsed_s: float) -> None:
+        """Rows of a single token are decodes, or cost as little."""
+        num_single = plan.num_new_tokens.count(1)
+        self._chunk_budget.observe(num_single, sum(plan.num_new_tokens) - num_single, elapsed_s)
 
     def _release(self, request: ScheduledRequest) -> None:
         self._batch.remove(request)

@@ -1,63 +1,128 @@
-"""The order in which waiting requests are served, and in which running ones give way. Holds the waiting queue, nothing else."""
+"""The order in which waiting requests are served, and in which running ones give way. Holds the waiting queue, nothing else.
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
+Under every policy the lower priority value goes first.
+"""
 
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Protocol
+
+from inference_server.core.options import PolicyName
+from inference_server.core.records import FairnessStats
 from inference_server.core.request import ScheduledRequest
+from inference_server.scheduler.fair_policy import FairPolicy
+from inference_server.scheduler.ranked_queue import Rank, RankedQueue
 
-Rank = tuple[float, ...]
 
-
-class FCFSPolicy:
-    """First come, first served within a priority; the lower priority value goes first. Only `remove` searches the queue."""
-
-    def __init__(self) -> None:
-        self._queue: list[tuple[Rank, ScheduledRequest]] = []
-        self._ranks: dict[str, Rank] = {}
-        self._num_pushed = 0
+class SchedulingPolicy(Protocol):
+    """Every request is pushed once, may start and be requeued any number of times, and ends once."""
 
     def push(self, request: ScheduledRequest) -> None:
-        """Queue a new request behind those of its priority that arrived before it."""
-        self._insert(request, preempted=False)
+        """Queue a new request."""
+        ...
 
     def requeue(self, request: ScheduledRequest) -> None:
         """Queue a preempted request before all of its priority that have not run yet."""
-        self._insert(request, preempted=True)
+        ...
 
     def peek(self) -> ScheduledRequest | None:
         """The request to serve next."""
-        return self._queue[0][1] if self._queue else None
+        ...
 
-    def pop(self) -> ScheduledRequest:
-        """Take out the request to serve next. Raises IndexError when none waits."""
-        _, request = self._queue.pop(0)
-        del self._ranks[request.request_id]
-        return request
+    def lookahead(self, limit: int) -> Sequence[ScheduledRequest]:
+        """Up to `limit` waiting requests, about in order, for an admission that may pass over those that do not fit."""
+        ...
 
-    def remove(self, request: ScheduledRequest) -> bool:
-        """Take out a request wherever it stands. False if it does not wait here."""
-        rank = self._ranks.pop(request.request_id, None)
-        if rank is None:
-            return False
-        del self._queue[bisect_left(self._queue, rank, key=_rank_of_entry)]
-        return True
+    def start(self, request: ScheduledRequest) -> None:
+        """The waiting request is admitted. Its rank must not change until it is requeued or ends."""
+        ...
+
+    def charge(self, requests: Iterable[ScheduledRequest]) -> None:
+        """Each of the requests has returned one token."""
+        ...
+
+    def end(self, request: ScheduledRequest) -> bool:
+        """The request has ended. Returns whether it was waiting."""
+        ...
 
     def rank(self, request: ScheduledRequest) -> Rank:
         """Admitted requests are served in ascending order of this; the highest is the first victim of preemption."""
+        ...
+
+    def tokens_ahead(self, request: ScheduledRequest) -> int:
+        """About how many queued tokens are served before a request that is not queued yet."""
+        ...
+
+    def fairness(self, limit: int) -> tuple[FairnessStats, ...]:
+        """The keys that have had the most service, at most `limit`."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[ScheduledRequest]:
+        """The waiting requests, in queue order."""
+        ...
+
+
+def create_policy(name: PolicyName) -> SchedulingPolicy:
+    return FairPolicy() if name is PolicyName.FAIR else FCFSPolicy()
+
+
+class FCFSPolicy:
+    """First come, first served within a priority."""
+
+    def __init__(self) -> None:
+        self._queue: RankedQueue[ScheduledRequest] = RankedQueue()
+        self._ranks: dict[str, Rank] = {}
+        self._tokens: dict[int, int] = {}  # waiting, by priority
+        self._num_pushed = 0
+
+    def push(self, request: ScheduledRequest) -> None:
+        self._insert(request, preempted=False)
+
+    def requeue(self, request: ScheduledRequest) -> None:
+        self._insert(request, preempted=True)
+
+    def peek(self) -> ScheduledRequest | None:
+        return self._queue.first if self._queue else None
+
+    def lookahead(self, limit: int) -> Sequence[ScheduledRequest]:
+        return list(islice(self._queue, limit))
+
+    def start(self, request: ScheduledRequest) -> None:
+        self.end(request)
+
+    def charge(self, requests: Iterable[ScheduledRequest]) -> None:
+        """Service had does not count here."""
+
+    def end(self, request: ScheduledRequest) -> bool:
+        rank = self._ranks.pop(request.request_id, None)
+        if rank is None:
+            return False
+        self._queue.remove(rank)
+        self._tokens[request.priority] -= request.num_tokens
+        if not self._tokens[request.priority]:
+            del self._tokens[request.priority]
+        return True
+
+    def rank(self, request: ScheduledRequest) -> Rank:
         return request.priority, request.arrival_time
+
+    def tokens_ahead(self, request: ScheduledRequest) -> int:
+        return sum(tokens for priority, tokens in self._tokens.items() if priority <= request.priority)
+
+    def fairness(self, limit: int) -> tuple[FairnessStats, ...]:
+        return ()
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def __iter__(self) -> Iterator[ScheduledRequest]:
-        return (request for _, request in self._queue)
+        return iter(self._queue)
 
     def _insert(self, request: ScheduledRequest, *, preempted: bool) -> None:
         self._num_pushed += 1
         rank = (request.priority, 0 if preempted else 1, request.arrival_time, self._num_pushed)
         self._ranks[request.request_id] = rank
-        insort(self._queue, (rank, request), key=_rank_of_entry)
-
-
-def _rank_of_entry(entry: tuple[Rank, ScheduledRequest]) -> Rank:
-    return entry[0]
+        self._queue.add(rank, request)
+        self._tokens[request.priority] = self._tokens.get(request.priority, 0) + request.num_tokens

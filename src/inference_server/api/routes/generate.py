@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from inference_server.api.context import Context
+from inference_server.api.fairness import fairness_key
 from inference_server.api.formats.native import NativeFormat
 from inference_server.api.generation import respond
 from inference_server.api.schemas.native import GenerateBody, GenerateResponse
@@ -20,7 +21,7 @@ async def generate(body: GenerateBody, request: Request, context: Context) -> Re
         arrival_time=arrival_time,
         client_id=request.state.client_id,
         session_id=body.session_id,
-        fairness_key=body.session_id,
+        fairness_key=fairness_key(request, body.session_id),
         **body.sampling_fields(),
     )
     return await respond(request, context, generation, lambda id_: NativeFormat(id_, arrival_time, context.clock), body.stream)

@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from inference_server.api.context import Context
+from inference_server.api.fairness import fairness_key
 from inference_server.api.formats.openai import ChatFormat, CompletionFormat
 from inference_server.api.generation import respond
 from inference_server.api.schemas.chat import ChatCompletionBody, chat_prompt
@@ -21,6 +22,7 @@ async def completions(body: CompletionBody, request: Request, context: Context) 
         arrival_time=request.state.arrival_time,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         client_id=request.state.client_id,
+        fairness_key=fairness_key(request, body.user),
         **body.sampling_fields(),
     )
     model, created = context.options.served_model_name, int(context.wall_clock())
@@ -37,6 +39,7 @@ async def chat_completions(body: ChatCompletionBody, request: Request, context: 
         prompt=chat_prompt(body.messages),
         arrival_time=request.state.arrival_time,
         client_id=request.state.client_id,
+        fairness_key=fairness_key(request, body.user),
         **body.sampling_fields(),
     )
     model, created = context.options.served_model_name, int(context.wall_clock())

@@ -1,5 +1,6 @@
 """`GET /scheduler/stats`, `/cache/stats` and `/metrics`: read-only views of the engine's snapshot and records."""
 
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -11,7 +12,7 @@ router = APIRouter(tags=["stats"])
 
 @router.get("/scheduler/stats")
 async def scheduler_stats(context: Context) -> dict[str, Any]:
-    """Queue, active rows, KV pressure, and latency percentiles of the last minute."""
+    """Queue, active rows, KV pressure, the clients that have had the most service, and latency percentiles of the last minute."""
     snapshot = context.engine.snapshot
     scheduler, cache = snapshot.scheduler, snapshot.cache
     return {
@@ -28,6 +29,8 @@ async def scheduler_stats(context: Context) -> dict[str, Any]:
         "kv_pressure": _ratio(cache.used_blocks, cache.total_blocks),
         "free_blocks": cache.free_blocks,
         "active_kv_tokens": scheduler.active_tokens,
+        "queue_tokens_per_s": scheduler.drain_rate,
+        "fairness": [asdict(key) for key in scheduler.fairness],
         **context.tracker.summary(),
     }
 

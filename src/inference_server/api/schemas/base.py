@@ -21,7 +21,6 @@ HINTS = frozenset(
         "safety_identifier",
         "service_tier",
         "store",
-        "user",
     }
 )
 

@@ -55,9 +55,10 @@ class StreamOptions(RequestBody):
 
 
 class OpenAIBody(SamplingBody):
-    """What the two OpenAI routes share."""
+    """What the two OpenAI routes share. user: the client's name for who asks; it changes who is served first, not the output."""
 
     model: Label | None = None
+    user: str = ""
     stream_options: StreamOptions | None = None
 
     @model_validator(mode="after")

@@ -1,0 +1,341 @@
+"""Linear layers of at most 64 rows, where the time is that of reading the weight once: y = epilogue(x @ W.T), in one launch.
+
+One row: a program takes a few output features over the whole of K in one go, so that all its weights are in flight before it waits for
+x; on Hopper that is while the kernel before still runs. It can also do the norm and the residual addition that lie before the layer:
+each program repeats them, which costs less than a launch. More rows go through the matrix units, with x as the narrow operand.
+Sums are in float32 and rounded once.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inference_server.kernels.activations import Activation, activate, reference_activate, softcap
+from inference_server.kernels.fused_norm import AddNorm, reference_add_norm
+from inference_server.kernels.launch import LaunchConfig, overlaps_launches
+
+MAX_OVERLAPPED_PROGRAMS = 131072  # with twice as many, the signal to the next kernel was seen to halve the speed on an H200
+PREFETCH_LINES = 32  # of a weight row, of 128 bytes, asked for while the kernel before still runs
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What happens to x @ W.T before it is stored.
+
+    gated: W is [2 N, K], gates first, and y = activation(gate) * up; else y = activation(x @ W.T), times `factor` where one is given.
+    softcap: y = softcap * tanh(y / softcap); 0 for none. out_dtype: that of y, by default of x.
+    """
+
+    activation: Activation = Activation.NONE
+    gated: bool = False
+    softcap: float = 0.0
+    out_dtype: torch.dtype | None = None
+
+
+def reference_linear(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None = None) -> Tensor:
+    y = x.float() @ weight.float().T
+    if epilogue.gated:
+        y, factor = y.chunk(2, dim=-1)
+    y = reference_activate(y, epilogue.activation)
+    if factor is not None:
+        y = y * factor.float()
+    if epilogue.softcap:
+        y = epilogue.softcap * torch.tanh(y / epilogue.softcap)
+    return y.to(epilogue.out_dtype or x.dtype)
+
+
+def reference_norm_linear(
+    x: Tensor, residual: Tensor | None, norm: AddNorm, weight: Tensor, epilogue: Epilogue, factor: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    hidden, normed = reference_add_norm(x, residual, norm)
+    return hidden, reference_linear(normed, weight, epilogue, factor)
+
+
+def padded_rows(rows: int) -> int:
+    """The width that a kernel is compiled for: a power of two that the matrix units take."""
+    return max(16, triton.next_power_of_2(rows))
+
+
+def one_row(
+    x: Tensor,
+    residual: Tensor | None,
+    norm: AddNorm | None,
+    weight: Tensor,
+    epilogue: Epilogue,
+    factor: Tensor | None,
+    config: LaunchConfig | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`reference_norm_linear` for x [1, K], everything contiguous; without a norm, hidden is x."""
+    k = x.shape[1]
+    n = weight.shape[0] // (2 if epilogue.gated else 1)
+    config = config or _default_config(k, epilogue.gated)
+    y = torch.empty(1, n, dtype=epilogue.out_dtype or x.dtype, device=x.device)
+    changes_hidden = norm is not None and norm.changes_hidden(residual)
+    hidden = torch.empty_like(x) if changes_hidden else x
+    programs = triton.cdiv(n, config.rows)
+    overlap = overlaps_launches(x.device) and programs <= MAX_OVERLAPPED_PROGRAMS
+    _one_row_kernel[(programs,)](
+        x,
+        residual,
+        norm and norm.post,
+        norm and norm.pre,
+        weight,
+        factor,
+        hidden,
+        y,
+        n,
+        norm.scale if norm else 1.0,
+        norm.eps if norm else 0.0,
+        K=k,
+        ROWS=config.rows,
+        BLOCK_K=config.block_k,
+        RESIDUAL=residual is not None,
+        POST=norm is not None and norm.post is not None,
+        PRE=norm is not None and norm.pre is not None,
+        HIDDEN=changes_hidden,
+        GATED=epilogue.gated,
+        ACTIVATION=epilogue.activation.value,
+        FACTOR=factor is not None,
+        SOFTCAP=epilogue.softcap,
+        OVERLAP=overlap,
+        num_warps=config.num_warps,
+        launch_pdl=overlap,
+    )
+    return hidden, y
+
+
+def few_rows(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None, config: LaunchConfig) -> Tensor:
+    """`reference_linear` for x [M, K], M <= 64; x and weight contiguous.
+
+    With `config.splits` > 1, which takes a plain epilogue: the partial sums [splits, M, N] in float32, for `add_norm` to add up.
+    """
+    m, k = x.shape
+    n = weight.shape[0] // (2 if epilogue.gated else 1)
+    if config.splits == 1:
+        y = torch.empty(m, n, dtype=epilogue.out_dtype or x.dtype, device=x.device)
+    elif epilogue == Epilogue():
+        y = torch.empty(config.splits, m, n, dtype=torch.float32, device=x.device)
+    else:
+        raise ValueError("only a plain product can be left in partial sums")
+    split_k = triton.cdiv(triton.cdiv(k, config.splits), config.block_k) * config.block_k
+    overlap = overlaps_launches(x.device)
+    _few_rows_kernel[(triton.cdiv(n, config.rows), config.splits)](
+        x,
+        weight,
+        factor,
+        y,
+        m,
+        n,
+        factor.stride(0) if factor is not None else 0,
+        K=k,
+        SPLIT_K=split_k,
+        EVEN_K=split_k * config.splits == k,
+        ROWS=config.rows,
+        BLOCK_M=padded_rows(m),
+        BLOCK_K=config.block_k,
+        PREFETCH=1 << (max(1, min(PREFETCH_LINES, min(k, split_k) // 64)).bit_length() - 1),
+        GATED=epilogue.gated,
+        ACTIVATION=epilogue.activation.value,
+        FACTOR=factor is not None,
+        SOFTCAP=epilogue.softcap,
+        OVERLAP=overlap,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        launch_pdl=overlap,
+    )
+    return y
+
+
+def _default_config(k: int, gated: bool) -> LaunchConfig:
+    """For cards and shapes that were not measured: tiles of about 16 kB a program, K in chunks of a power of two."""
+    divisor = k & -k
+    block_k = min(2048, divisor if divisor >= 256 else triton.next_power_of_2(k))
+    rows_of_16_kb = max(1, min(8, 8192 // (triton.cdiv(k, block_k) * block_k * (2 if gated else 1))))
+    return LaunchConfig(rows=1 << (rows_of_16_kb.bit_length() - 1), block_k=block_k, num_warps=4)
+
+
+@triton.jit
+def _one_row_kernel(
+    x,
+    residual,
+    post,
+    pre,
+    weight,
+    factor,
+    hidden,
+    y,
+    n,
+    scale,
+    eps,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    POST: tl.constexpr,
+    PRE: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    FACTOR: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Tuples hold the chunks of K, each a tensor in registers: K need not be a power of two."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    features = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    valid = features < n
+    weights = ()
+    up_weights = ()
+    for k in tl.static_range(0, K, BLOCK_K):
+        columns = k + tl.arange(0, BLOCK_K)
+        at = weight + features.to(tl.int64)[:, None] * K + columns[None, :]
+        inside = valid[:, None] & (columns < K)[None, :]
+        weights += (tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first"),)
+        if GATED:
+            up_at = at + n.to(tl.int64) * K
+            up_weights += (tl.load(up_at, mask=inside, other=0.0, eviction_policy="evict_first"),)
+    post_weights = ()
+    pre_weights = ()
+    if POST:
+        post_weights = _chunks(post, K, BLOCK_K)
+    if PRE:
+        pre_weights = _chunks(pre, K, BLOCK_K)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+
+    values = _chunks(x, K, BLOCK_K)
+    before = ()
+    if RESIDUAL:
+        before = _chunks(residual, K, BLOCK_K)
+    dtype = x.dtype.element_ty
+    if POST:
+        values = _normed(values, post_weights, eps, K, BLOCK_K, dtype)
+    if HIDDEN:
+        summed = ()
+        for i in tl.static_range(len(values)):
+            columns = i * BLOCK_K + tl.arange(0, BLOCK_K)
+            value = values[i]
+            if RESIDUAL:
+                value += before[i]
+            value = (value.to(dtype).to(tl.float32) * scale).to(dtype)
+            if tl.program_id(0) == 0:
+                tl.store(hidden + columns, value, mask=columns < K)
+            summed += (value.to(tl.float32),)
+        values = summed
+    if PRE:
+        values = _normed(values, pre_weights, eps, K, BLOCK_K, dtype)
+
+    products = tl.zeros((ROWS, BLOCK_K), tl.float32)
+    for i in tl.static_range(len(values)):
+        products += weights[i].to(tl.float32) * values[i][None, :]
+    result = tl.sum(products, 1)
+    result = activate(result, ACTIVATION)
+    if GATED:
+        up_products = tl.zeros((ROWS, BLOCK_K), tl.float32)
+        for i in tl.static_range(len(values)):
+            up_products += up_weights[i].to(tl.float32) * values[i][None, :]
+        result *= tl.sum(up_products, 1)
+    if FACTOR:
+        result *= tl.load(factor + features, mask=valid, other=0.0).to(tl.float32)
+    if SOFTCAP > 0:
+        result = softcap(result, SOFTCAP)
+    tl.store(y + features, result.to(y.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def _chunks(vector, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    chunks = ()
+    for k in tl.static_range(0, K, BLOCK_K):
+        columns = k + tl.arange(0, BLOCK_K)
+        chunks += (tl.load(vector + columns, mask=columns < K, other=0.0).to(tl.float32),)
+    return chunks
+
+
+@triton.jit
+def _normed(values, norm, eps, K: tl.constexpr, BLOCK_K: tl.constexpr, dtype: tl.constexpr):
+    """RMS norm of the K numbers of a tuple of chunks, rounded to dtype and widened again."""
+    squares = tl.zeros((BLOCK_K,), tl.float32)
+    for i in tl.static_range(len(values)):
+        squares += values[i] * values[i]
+    inverse_rms = tl.rsqrt(tl.sum(squares) / K + eps)
+    normed = ()
+    for i in tl.static_range(len(values)):
+        normed += ((values[i] * inverse_rms * norm[i]).to(dtype).to(tl.float32),)
+    return normed
+
+
+@triton.jit
+def _few_rows_kernel(
+    x,
+    weight,
+    factor,
+    y,
+    m,
+    n,
+    factor_stride,
+    K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    FACTOR: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """The weight is the left operand, so that few rows of x pad only the narrow side: accumulators are [ROWS, BLOCK_M]."""
+    features = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first_k = tl.program_id(1) * SPLIT_K
+    chunk = first_k + tl.arange(0, BLOCK_K)
+    weight_at = weight + features.to(tl.int64)[:, None] * K + chunk[None, :]
+    up_at = weight_at + n.to(tl.int64) * K
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        _prefetch(weight, first_k, features, n, K, PREFETCH, GATED)
+        tl.extra.cuda.gdc_wait()
+    tokens = tl.arange(0, BLOCK_M)
+    x_at = x + tokens[None, :] * K + chunk[:, None]
+    sums = tl.zeros((ROWS, BLOCK_M), tl.float32)
+    up_sums = tl.zeros((ROWS, BLOCK_M), tl.float32)
+    for k in range(0, SPLIT_K, BLOCK_K):
+        if EVEN_K:
+            rows = tl.load(x_at + k, mask=(tokens < m)[None, :], other=0.0)
+            inside = (features < n)[:, None]
+        else:
+            rows = tl.load(x_at + k, mask=(tokens < m)[None, :] & (k + chunk < K)[:, None], other=0.0)
+            inside = (features < n)[:, None] & (k + chunk < K)[None, :]
+        sums = tl.dot(tl.load(weight_at + k, mask=inside, other=0.0), rows, sums, input_precision="ieee")
+        if GATED:
+            up_sums = tl.dot(tl.load(up_at + k, mask=inside, other=0.0), rows, up_sums, input_precision="ieee")
+    result = activate(sums, ACTIVATION)
+    if GATED:
+        result *= up_sums
+    valid = (features < n)[:, None] & (tokens < m)[None, :]
+    if FACTOR:
+        result *= tl.load(factor + tokens[None, :] * factor_stride + features[:, None], mask=valid, other=0.0).to(tl.float32)
+    if SOFTCAP > 0:
+        result = softcap(result, SOFTCAP)
+    row = tl.program_id(1) * m + tokens
+    tl.store(y + row[None, :].to(tl.int64) * n + features[:, None], result.to(y.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def _prefetch(weight, first_k, features, n, K: tl.constexpr, LINES: tl.constexpr, GATED: tl.constexpr):
+    """Asks for the start of each of the program's weight rows to be brought to L2: LINES of 128 bytes, a power of two."""
+    pointers = weight + tl.minimum(features, n - 1).to(tl.int64)[:, None] * K + first_k + tl.arange(0, LINES)[None, :] * 64
+    _prefetch_lines(pointers)
+    if GATED:
+        _prefetch_lines(pointers + n.to(tl.int64) * K)
+
+
+@triton.jit
+def _prefetch_lines(pointers):
+    addresses = pointers.to(tl.int64, bitcast=True)
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1)

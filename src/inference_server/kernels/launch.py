@@ -1,0 +1,61 @@
+"""How the Triton kernels are launched: block sizes per operation and shape, and whether launches overlap.
+
+`launch_table.json` holds what `scripts/bench/tune_triton_launch.py` measured, by the name of the card; on other cards and for other
+shapes one row uses a default computed from the shape, and more rows the library. Imports neither triton nor a kernel.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+TABLE_PATH = Path(__file__).with_name("launch_table.json")
+
+Table = dict[
+    str, dict[str, list[int] | None]
+]  # card: {"operation NxK": fields of LaunchConfig, or null where the way without the kernel was faster}
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    """rows: output features of a program. block_k: inputs of a tile. splits: programs that share a sum, each over its part of K."""
+
+    rows: int
+    block_k: int
+    num_warps: int
+    num_stages: int = 1
+    splits: int = 1
+
+
+def table_key(operation: str, n: int, k: int) -> str:
+    return f"{operation} {n}x{k}"
+
+
+def tuning(operation: str, n: int, k: int, device: torch.device) -> LaunchConfig | None:
+    """What was fastest on this card for a weight [n, k]; None if nothing was measured, or the way without this kernel won."""
+    if device.type != "cuda":
+        return None
+    fields = _read_table().get(_card(device), {}).get(table_key(operation, n, k))
+    return LaunchConfig(*fields) if fields else None
+
+
+@cache
+def overlaps_launches(device: torch.device) -> bool:
+    """Whether a kernel may start while the one before it drains (programmatic dependent launch, from compute capability 9.0 on).
+
+    Kernels then load weights at once and call `gdc_wait` before they read activations or write anything.
+    """
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@cache
+def _card(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device)
+
+
+@cache
+def _read_table() -> Table:
+    table: Table = json.loads(TABLE_PATH.read_text(encoding="utf-8"))
+    return table

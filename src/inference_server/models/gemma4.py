@@ -1,0 +1,313 @@
+"""Gemma 4, the text model, in all its sizes: config, block, attention, MLP, experts (values of the sizes: docs/models.md).
+
+Reads top to bottom as the forward runs. Beside Gemma 3's windows and norms: full attention has heads of its own size and number;
+the last layers may own no keys and values and read an earlier layer's; a token may bring an embedding of its own into every layer;
+experts may work beside the dense MLP. Vision and audio parts are skipped at load, not run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from inference_server.core.errors import ModelLoadError
+from inference_server.core.kv_layout import LayerGroup
+from inference_server.kernels.reference import rope, route
+from inference_server.models.attention import FULL, SLIDING, AttentionMetadata, LayerKV, attend, attend_stored
+from inference_server.models.fields import ConfigFields, RopeParameters
+from inference_server.models.layers import GatedMLP, RMSNorm, RotaryAngles, gelu_tanh, soft_cap
+from inference_server.models.moe import Experts
+from inference_server.models.weights import Weights
+
+_BUILT = {
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "attention_bias": (False,),
+    "use_bidirectional_attention": (None, "vision"),  # text is causal under both
+    "tie_word_embeddings": (True,),
+}
+_ROPE: Mapping[str, Mapping[str, Any]] = {
+    FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """What the layers of one type have in common. values_are_keys: there is no v_proj, the projected keys are the values too."""
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+    rope: RopeParameters
+    values_are_keys: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4Config:
+    """Sizes and constants of one checkpoint; a size of 0 says that the part is not there.
+
+    kinds: by layer type. num_kv_shared_layers: how many layers, the last ones, own no KV; shared_mlp_factor: how much wider their MLP
+    is. per_layer_vocab_size, per_layer_size: of the embedding table that has a row part for every layer.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    layer_types: tuple[str, ...]
+    kinds: Mapping[str, AttentionKind]
+    num_kv_shared_layers: int
+    shared_mlp_factor: int
+    per_layer_vocab_size: int
+    per_layer_size: int
+    num_experts: int
+    experts_per_token: int
+    expert_size: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    final_logit_softcapping: float | None
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> "Gemma4Config":
+        """From a parsed config.json, the text part of a multimodal one included. Raises ModelLoadError for what is not built."""
+        fields = ConfigFields(config, "Gemma 4")
+        fields.check(_BUILT)
+        layer_types = _layer_types(fields)
+        num_experts = fields["num_experts"] if fields.get("enable_moe_block") else 0
+        parsed = cls(
+            vocab_size=fields["vocab_size"],
+            hidden_size=fields["hidden_size"],
+            intermediate_size=fields["intermediate_size"],
+            num_attention_heads=fields["num_attention_heads"],
+            layer_types=layer_types,
+            kinds=_attention_kinds(fields, layer_types),
+            num_kv_shared_layers=fields.get("num_kv_shared_layers", 0),
+            shared_mlp_factor=2 if fields.get("use_double_wide_mlp") else 1,
+            per_layer_vocab_size=fields.get("vocab_size_per_layer_input", fields["vocab_size"]),
+            per_layer_size=fields.get("hidden_size_per_layer_input", 0),
+            num_experts=num_experts,
+            experts_per_token=fields["top_k_experts"] if num_experts else 0,
+            expert_size=fields["moe_intermediate_size"] if num_experts else 0,
+            rms_norm_eps=fields.get("rms_norm_eps", 1e-6),
+            max_position_embeddings=fields["max_position_embeddings"],
+            final_logit_softcapping=fields.get("final_logit_softcapping"),
+        )
+        if set(layer_types) - set(layer_types[: parsed.num_own_kv_layers]):
+            raise fields.refusal("num_kv_shared_layers", parsed.num_kv_shared_layers)
+        return parsed
+
+    @property
+    def num_own_kv_layers(self) -> int:
+        return len(self.layer_types) - self.num_kv_shared_layers
+
+    def kv_source(self, layer: int) -> int:
+        """The layer whose keys and values this one attends to: itself, or the last of its type that has any."""
+        own = self.num_own_kv_layers
+        return layer if layer < own else max(i for i in range(own) if self.layer_types[i] == self.layer_types[layer])
+
+    def layer_groups(self, itemsize: int) -> tuple[LayerGroup, ...]:
+        """The KV groups, full attention first, of the layers that own KV; a type without layers has none."""
+        groups = []
+        for layer_type, kind in self.kinds.items():
+            layers = tuple(i for i in range(self.num_own_kv_layers) if self.layer_types[i] == layer_type)
+            groups.append(LayerGroup(layers, kind.num_kv_heads, kind.head_dim, itemsize, kind.window))
+        return tuple(groups)
+
+
+class Gemma4:
+    """The model: token ids to hidden states, hidden states to logits."""
+
+    def __init__(self, config: Gemma4Config, weights: Weights) -> None:
+        self.config = config
+        self.dtype = weights.activation_dtype
+        text = weights.text()
+        self.embedding = text.linear(config.hidden_size, embed_tokens=config.vocab_size)  # read by rows, and multiplied by as lm_head
+        self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype).item()
+        self.per_layer = PerLayerEmbedding(config, text) if config.per_layer_size else None
+        self.layers = [Block(config, i, text.at(f"layers.{i}")) for i in range(len(config.layer_types))]
+        self.norm = RMSNorm.load(text, "norm", config.hidden_size, config.rms_norm_eps)
+        self.rotary = {name: RotaryAngles(kind.head_dim, kind.rope, weights.device) for name, kind in config.kinds.items()}
+        weights.skip("lm_head")
+        weights.check_all_taken()
+
+    def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
+        """input_ids, positions: int64 [tokens], the rows of `metadata` one after the other. Returns hidden [tokens, hidden_size]."""
+        x = self.embedding.rows(input_ids).to(self.dtype) * self.embedding_scale
+        per_layer = self.per_layer(input_ids, x) if self.per_layer else [None] * len(self.layers)
+        angles = {layer_type: rotary(positions, self.dtype) for layer_type, rotary in self.rotary.items()}
+        for layer, embedding in zip(self.layers, per_layer, strict=True):
+            x = layer(x, embedding, angles[layer.layer_type], metadata, kv)
+        return self.norm(x)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [rows, hidden_size], of the tokens to sample after, to fp32 logits [rows, vocab_size]."""
+        return soft_cap(self.embedding(hidden, torch.float32), self.config.final_logit_softcapping)
+
+
+class PerLayerEmbedding:
+    """A second embedding with a part for every layer: looked up by id, and mixed with a projection of the first."""
+
+    def __init__(self, config: Gemma4Config, weights: Weights) -> None:
+        self.size = config.per_layer_size
+        width = len(config.layer_types) * self.size
+        self.table = weights.take("embed_tokens_per_layer.weight", config.per_layer_vocab_size, width)
+        self.table_scale = torch.tensor(self.size**0.5, dtype=weights.dtype).item()
+        self.project = weights.linear(config.hidden_size, per_layer_model_projection=width)
+        self.projection_scale = config.hidden_size**-0.5
+        self.norm = RMSNorm.load(weights, "per_layer_projection_norm", self.size, config.rms_norm_eps)
+
+    def __call__(self, input_ids: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        """input_ids [tokens], x: their scaled embeddings [tokens, hidden_size]. Returns [tokens, size] for every layer."""
+        from_id = functional.embedding(input_ids, self.table).to(x.dtype) * self.table_scale  # [tokens, layers * size]
+        from_x = self.norm((self.project(x) * self.projection_scale).unflatten(1, (-1, self.size)))  # [tokens, layers, size]
+        return ((from_x + from_id.view_as(from_x)) * 2**-0.5).unbind(1)
+
+
+class Block:
+    """Attention, MLP and per-layer embedding; each added to the residual stream, which is scaled at the end."""
+
+    def __init__(self, config: Gemma4Config, layer: int, weights: Weights) -> None:
+        norm = partial(RMSNorm.load, weights, size=config.hidden_size, eps=config.rms_norm_eps)
+        self.layer_type = config.layer_types[layer]
+        self.attention_norm = norm("input_layernorm")
+        self.attention = Attention(config, layer, weights.at("self_attn"))
+        self.after_attention_norm = norm("post_attention_layernorm")
+        self.mlp_norm = norm("pre_feedforward_layernorm")
+        factor = 1 if layer < config.num_own_kv_layers else config.shared_mlp_factor
+        self.mlp = GatedMLP(weights.at("mlp"), config.hidden_size, factor * config.intermediate_size, gelu_tanh)
+        self.experts = ParallelExperts(config, weights) if config.num_experts else None
+        self.after_mlp_norm = norm("post_feedforward_layernorm")
+        self.per_layer_input = PerLayerInput(config, weights) if config.per_layer_size else None
+        self.scale = weights.take("layer_scalar", 1)
+
+    def __call__(
+        self, x: Tensor, embedding: Tensor | None, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV
+    ) -> Tensor:
+        x = x + self.after_attention_norm(self.attention(self.attention_norm(x), angles, metadata, kv))
+        mlp = self.mlp(self.mlp_norm(x))
+        if self.experts is not None:
+            mlp = self.experts(x, mlp)
+        x = x + self.after_mlp_norm(mlp)
+        if self.per_layer_input is not None and embedding is not None:
+            x = x + self.per_layer_input(x, embedding)
+        return x * self.scale
+
+
+class Attention:
+    """Grouped-query attention at scale 1: queries, keys and values are all normed, the values without a weight.
+
+    The heads lie side by side, so that one norm serves all of them and one rotation queries and keys.
+    """
+
+    def __init__(self, config: Gemma4Config, layer: int, weights: Weights) -> None:
+        kind = config.kinds[config.layer_types[layer]]
+        self.kv_layer = config.kv_source(layer)
+        self.owns_kv = self.kv_layer == layer
+        self.values_are_keys = kind.values_are_keys
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_attention_heads, kind.num_kv_heads, kind.head_dim
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        norm = partial(RMSNorm.load, weights, size=self.head_dim, eps=config.rms_norm_eps)
+        by_head = [norm("q_norm").weight.expand(self.num_heads, -1)]
+        if self.owns_kv:
+            by_head.append(norm("k_norm").weight.expand(self.num_kv_heads, -1))
+            by_head.append(torch.ones_like(by_head[1]))
+            kv_proj = {"k_proj": kv_size} if self.values_are_keys else {"k_proj": kv_size, "v_proj": kv_size}
+            self.qkv = weights.linear(config.hidden_size, q_proj=q_size, **kv_proj)
+        else:
+            weights.skip("k_proj", "v_proj", "k_norm", "v_norm")
+            self.qkv = weights.linear(config.hidden_size, q_proj=q_size)
+        self.norm = RMSNorm(torch.cat(by_head), config.rms_norm_eps)  # weight [heads of qkv, head_dim]
+        self.out = weights.linear(q_size, o_proj=config.hidden_size)
+
+    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
+        heads = self.qkv(x).unflatten(1, (-1, self.head_dim))  # [tokens, num_heads, with own KV + 2 * num_kv_heads, head_dim]
+        if not self.owns_kv:
+            q = rope(self.norm(heads), *angles)
+            return self.out(attend_stored(q, self.kv_layer, 1.0, metadata, kv).flatten(1))
+        if self.values_are_keys:
+            heads = torch.cat((heads, heads[:, self.num_heads :]), dim=1)
+        qk, v = self.norm(heads).split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        q, k = rope(qk, *angles).split((self.num_heads, self.num_kv_heads), dim=1)
+        return self.out(attend(q, k, v, self.kv_layer, 1.0, metadata, kv).flatten(1))
+
+
+class ParallelExperts:
+    """Experts beside the dense MLP: they read the residual stream through norms of their own, and the two results are added."""
+
+    def __init__(self, config: Gemma4Config, weights: Weights) -> None:
+        norm = partial(RMSNorm.load, weights, size=config.hidden_size, eps=config.rms_norm_eps)
+        router = weights.at("router")
+        scale = router.take("scale", config.hidden_size, dtype=torch.float32) * config.hidden_size**-0.5
+        self.router_norm = RMSNorm(scale, config.rms_norm_eps)
+        self.router = router.linear(config.hidden_size, proj=config.num_experts)
+        self.expert_scale = router.take("per_expert_scale", config.num_experts, dtype=torch.float32)
+        self.top_k = config.experts_per_token
+        self.norm = norm("pre_feedforward_layernorm_2")
+        self.experts = Experts(weights.at("experts"), config.num_experts, config.hidden_size, config.expert_size, gelu_tanh)
+        self.after_norm = norm("post_feedforward_layernorm_2")
+        self.after_mlp_norm = norm("post_feedforward_layernorm_1")
+
+    def __call__(self, x: Tensor, mlp: Tensor) -> Tensor:
+        """x: the residual stream; mlp: what the dense MLP made of it; all [tokens, hidden_size]."""
+        scores = self.router(self.router_norm(x), torch.float32)
+        expert_ids, expert_weights = route(scores, self.top_k, normalize=True)
+        experts = self.experts(self.norm(x), expert_ids, expert_weights * self.expert_scale[expert_ids])
+        return self.after_mlp_norm(mlp) + self.after_norm(experts)
+
+
+class PerLayerInput:
+    """Lets the residual stream gate the token's embedding for this layer, and brings it to the stream's width."""
+
+    def __init__(self, config: Gemma4Config, weights: Weights) -> None:
+        self.gate = weights.linear(config.hidden_size, per_layer_input_gate=config.per_layer_size)
+        self.project = weights.linear(config.per_layer_size, per_layer_projection=config.hidden_size)
+        self.norm = RMSNorm.load(weights, "post_per_layer_input_norm", config.hidden_size, config.rms_norm_eps)
+
+    def __call__(self, x: Tensor, embedding: Tensor) -> Tensor:
+        """x [tokens, hidden_size], embedding [tokens, per_layer_size]."""
+        return self.norm(self.project(gelu_tanh(self.gate(x)) * embedding))
+
+
+def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
+    """Every sixth layer is full where the config does not say; the last one always is."""
+    types = fields.get("layer_types") or [SLIDING if (i + 1) % 6 else FULL for i in range(fields["num_hidden_layers"])]
+    if unknown := set(types) - {FULL, SLIDING}:
+        raise fields.refusal("layer type", min(unknown))
+    return (*types[:-1], FULL)
+
+
+def _attention_kinds(fields: ConfigFields, layer_types: tuple[str, ...]) -> dict[str, AttentionKind]:
+    """Full attention first, sliding if there is any."""
+    keys_only = bool(fields.get("attention_k_eq_v"))
+    sizes = {SLIDING: (fields["num_key_value_heads"], fields["head_dim"]), FULL: _full_attention_sizes(fields, layer_types, keys_only)}
+    rope_parameters = {**_ROPE, **(fields.get("rope_parameters") or {})}
+    return {
+        layer_type: AttentionKind(
+            *sizes[layer_type],
+            window=fields["sliding_window"] if layer_type == SLIDING else None,
+            rope=RopeParameters.from_fields(rope_parameters[layer_type], _ROPE[layer_type]["rope_theta"], fields),
+            values_are_keys=keys_only and layer_type == FULL,
+        )
+        for layer_type in (FULL, SLIDING)
+        if layer_type in layer_types
+    }
+
+
+def _full_attention_sizes(fields: ConfigFields, layer_types: tuple[str, ...], keys_only: bool) -> tuple[int, int]:
+    """(num_kv_heads, head_dim) of full attention: from fields of its own or, as newer transformers writes it, from `per_layer_config`."""
+    num_kv_heads, head_dim = fields["num_key_value_heads"], fields["head_dim"]
+    if per_layer := fields.get("per_layer_config"):
+        found = {
+            int(layer): (own.get("num_key_value_heads", num_kv_heads), own.get("head_dim", head_dim)) for layer, own in per_layer.items()
+        }
+        sizes = {found.get(i, (num_kv_heads, head_dim)) for i, layer_type in enumerate(layer_types) if layer_type == FULL}
+        others = {found.get(i, (num_kv_heads, head_dim)) for i, layer_type in enumerate(layer_types) if layer_type == SLIDING}
+        if len(sizes) > 1 or others - {(num_kv_heads, head_dim)}:
+            raise ModelLoadError("per_layer_config tells layers of one type apart, which is not supported for Gemma 4")
+        return sizes.pop()
+    own_kv_heads = fields.get("num_global_key_value_heads") if keys_only else None
+    return own_kv_heads or num_kv_heads, fields.get("global_head_dim", 512)

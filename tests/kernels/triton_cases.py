@@ -1,0 +1,33 @@
+"""Where the Triton kernels are tested: on the GPU where there is one, else in Triton's interpreter (see conftest.py).
+
+The interpreter multiplies bfloat16 matrices wrongly and truncates where a GPU rounds, so that there bfloat16 is tested loosely, and not
+through matrix products.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+tl = pytest.importorskip("triton.language")
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def weights(n: int, k: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (torch.randn(n, k, device=DEVICE) * k**-0.5).to(dtype)
+
+
+def norm_weight(size: int) -> Tensor:
+    return torch.rand(size, device=DEVICE) + 0.5
+
+
+def assert_near(got: Tensor, expected: Tensor) -> None:
+    """By the norm of the difference: a fp32 sum in another order, or one or two roundings of bfloat16. NaN never passes."""
+    assert got.shape == expected.shape and got.dtype == expected.dtype
+    error = ((got.double() - expected.double()).norm() / expected.double().norm()).item()
+    assert error <= (1e-5 if got.dtype is torch.float32 else 1e-2 if ON_GPU else 3e-2)
