@@ -80,6 +80,25 @@ def test_health_answers_within_50_ms_while_32_requests_run(url: str) -> None:
     assert seconds[len(seconds) * 99 // 100] < 0.05
 
 
+def test_a_repeated_prompt_says_what_the_cache_was_worth(url: str) -> None:
+    def hits() -> int:
+        stats = httpx.get(f"{url}/cache/stats", trust_env=False).json()
+        assert stats["used_blocks"] + stats["cached_blocks"] + stats["free_blocks"] == stats["total_blocks"]
+        return int(stats["hit_tokens"])
+
+    body = {"text": "A story about a fox, told twice. " * 30, "max_tokens": 8, "temperature": 0}
+    first, second = (httpx.post(f"{url}/generate", json=body, timeout=120, trust_env=False).json() for _ in range(2))
+    # The template's own tokens may have been there before.
+    assert first["cache_hit_tokens"] < 100 < second["cache_hit_tokens"] == (first["prompt_tokens"] - 1) // 16 * 16
+    assert first["text"] == second["text"]
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        for _ in range(2):
+            before = hits()
+            usage = client.completions.create(model="embedded", prompt=str(body["text"]), max_tokens=8, temperature=0).usage
+    assert usage is not None and usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == (usage.prompt_tokens - 1) // 16 * 16 == hits() - before
+
+
 def test_50_clients_that_vanish_leave_nothing_within_2_s(url: str) -> None:
     async def start_and_leave(client: httpx.AsyncClient, index: int) -> None:
         body = {"text": f"Count from {index}.", "max_tokens": 200, "ignore_eos": True, "stream": True}
