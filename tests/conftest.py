@@ -1,7 +1,7 @@
 """Settings that every test shares.
 
-Tiny models gain nothing from a second thread, and become thirty times slower when torch's threads wait for each other on a busy machine: one
-thread, in the servers that tests start too. An explicit OMP_NUM_THREADS wins.
+Tiny models gain nothing from a second thread, and become thirty times slower when torch's threads wait for each other on a busy
+machine: one thread, in the servers that tests start too. An explicit OMP_NUM_THREADS wins.
 
 Without a GPU, Triton kernels run in Triton's interpreter; it is chosen when a kernel is defined, so before any is imported.
 """
