@@ -16,7 +16,7 @@ from torch import Tensor
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.plan import StepPlan
 from inference_server.core.request import ScheduledRequest
-from inference_server.kernels.reference import PagedAttention
+from inference_server.kernels.ops import Ops
 from inference_server.models.attention import AttentionMetadata, GroupMetadata
 
 IntArray = NDArray[np.int64]
@@ -35,8 +35,9 @@ class ModelInputs:
 class InputBatch:
     """Builds `ModelInputs`. One for each arena; slots run from 0 to max_slots, exclusive."""
 
-    def __init__(self, layout: KVLayout, max_slots: int, max_model_len: int, device: torch.device) -> None:
+    def __init__(self, layout: KVLayout, max_slots: int, max_model_len: int, device: torch.device, ops: Ops) -> None:
         self.device = device
+        self._ops = ops
         self._block_size = layout.block_size
         self._windows = [group.window for group in layout.groups]
         width = ceil(max_model_len / layout.block_size)
@@ -65,7 +66,7 @@ class InputBatch:
         for table, window in zip(self._tables, self._windows, strict=True):
             slot_mapping = self._to_device(self._slot_mapping(table, slots.repeat(counts), positions))
             block_tables = self._to_device(table[slots, :width])
-            attention = PagedAttention(block_tables, cu_seqlens_q, seq_lens, window, self._block_size)
+            attention = self._ops.bind_attention(block_tables, cu_seqlens_q, seq_lens, window, self._block_size)
             groups.append(GroupMetadata(slot_mapping, block_tables, window, attention))
         metadata = AttentionMetadata(
             groups=tuple(groups),

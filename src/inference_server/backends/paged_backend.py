@@ -6,7 +6,6 @@ logits of the rows that sample, their tokens. What a row may attend to is the pl
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +22,9 @@ from inference_server.core.options import ModelOptions
 from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.kernels.cpu_linear import compile_panel_kernel, pack_linear
+from inference_server.kernels import reference
+from inference_server.kernels.cpu_ops import compile_cpu_ops
+from inference_server.kernels.ops import Ops
 from inference_server.models.registry import Model, find_family, read_config
 from inference_server.models.weights import RandomWeights, TensorSource, Weights
 
@@ -55,6 +56,7 @@ class PagedBackend:
         self._open_checkpoint = open_checkpoint
         self._sampler = sampler
         self._device = torch.device("cpu")
+        self._ops: Ops = reference
         self._max_model_len = 0
         self._model: Model | None = None
         self._kv: KVTensors | None = None
@@ -71,6 +73,7 @@ class PagedBackend:
         dtype = select_dtype(self._options.dtype)
         if self._device.type == "cpu":
             use_available_cores()
+        self._ops = _choose_ops(self._device, dtype)
         config = family.config_from_dict(config_dict)
         try:
             weights = self._open_weights(dtype)
@@ -98,7 +101,7 @@ class PagedBackend:
             self._kv = KVTensors(layout, dtype, self._device)
         except RuntimeError as error:
             raise ModelLoadError(f"a KV arena of {layout.arena_bytes / 2**30:.1f} GiB does not fit on {self._device}") from error
-        self._batch = InputBatch(layout, max_slots, self._max_model_len, self._device)
+        self._batch = InputBatch(layout, max_slots, self._max_model_len, self._device, self._ops)
         self._last_token_ids = torch.zeros(max_slots, dtype=torch.int64, device=self._device)
         self._warm_up(len(layout.groups))
 
@@ -141,11 +144,9 @@ class PagedBackend:
             torch.cuda.empty_cache()
 
     def _open_weights(self, dtype: torch.dtype) -> Weights:
-        kernel = compile_panel_kernel() if self._device.type == "cpu" and dtype == torch.bfloat16 else None
-        make_linear = partial(pack_linear, kernel=kernel)
         if self._options.load_format == "dummy":
-            return RandomWeights(self._device, dtype, make_linear)
-        return Weights(self._open_checkpoint(self._folder), self._device, dtype, make_linear)
+            return RandomWeights(self._device, dtype, self._ops)
+        return Weights(self._open_checkpoint(self._folder), self._device, dtype, self._ops)
 
     def _warm_up(self, num_groups: int) -> None:
         """One token through everything, its KV in the null block, so that no request waits for a library's first call."""
@@ -155,6 +156,11 @@ class PagedBackend:
         step = self.launch(plan)
         self.sample(step)
         self.collect(step)
+
+
+def _choose_ops(device: torch.device, dtype: torch.dtype) -> Ops:
+    compiled = compile_cpu_ops() if device.type == "cpu" and dtype == torch.bfloat16 else None
+    return compiled or reference
 
 
 def _sampling_rows(plan: StepPlan) -> PagedStep:

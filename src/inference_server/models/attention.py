@@ -3,13 +3,12 @@
 The backend builds one `AttentionMetadata` a step; every layer reads the part of its group. It is an argument, never a global.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from inference_server.kernels.reference import write_kv
+from inference_server.kernels.ops import Attention
 
 
 class LayerKV(Protocol):
@@ -34,7 +33,7 @@ class GroupMetadata:
     slot_mapping: Tensor
     block_tables: Tensor
     window: int | None
-    attention: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    attention: Attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +50,3 @@ class AttentionMetadata:
     num_single: int
     max_query_len: int
     max_seq_len: int
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
-    """Store the new k, v [tokens, num_kv_heads, head_dim] of the layer, then attend: q and result [tokens, num_heads, head_dim]."""
-    group = metadata.groups[kv.group_of(layer)]
-    key, value = kv.key(layer), kv.value(layer)
-    write_kv(key, value, k, v, group.slot_mapping)
-    return group.attention(q, key, value, scale)

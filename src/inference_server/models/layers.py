@@ -1,20 +1,37 @@
-"""The small layers that every family shares: norm and rotary angles. Each is made from its weights and called on activations."""
+"""The small layers that every family shares: norms and rotary angles. Each is made from its weights and called on activations."""
 
 import torch
 from torch import Tensor
 
-from inference_server.kernels.reference import rms_norm
+from inference_server.kernels.ops import Ops
 
 
 class RMSNorm:
     """weight: the factor the normed input is multiplied by, held in fp32."""
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
+    def __init__(self, weight: Tensor, eps: float, ops: Ops) -> None:
         self.weight = weight
         self.eps = eps
+        self._ops = ops
 
     def __call__(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return self._ops.rms_norm(x, self.weight, self.eps)
+
+
+class AddNorm:
+    """The end of a sublayer: its output, normed, joins the residual stream, and the next sublayer's norm of that is taken at once.
+
+    Returns the stream and what the next sublayer reads, the stream itself where that has no norm.
+    """
+
+    def __init__(self, norm: RMSNorm, next_norm: RMSNorm | None, ops: Ops, scale: float = 1.0) -> None:
+        self._weight, self._eps = norm.weight, norm.eps
+        self._next_weight = next_norm.weight if next_norm else None
+        self._scale = scale  # of the stream
+        self._ops = ops
+
+    def __call__(self, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._ops.add_rms_norm(residual, x, self._weight, self._next_weight, self._eps, self._scale)
 
 
 class RotaryAngles:
