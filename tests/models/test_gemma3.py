@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from inference_server.core.errors import ModelLoadError
-from inference_server.kernels.reference import PagedAttention
+from inference_server.kernels.reference import bind_attention
 from inference_server.models.attention import AttentionMetadata, GroupMetadata
 from inference_server.models.gemma3 import FULL, SLIDING, Gemma3, Gemma3Config
 from inference_server.models.weights import Weights
@@ -84,7 +84,7 @@ def logits_of(model: Gemma3, ids: Tensor) -> Tensor:
     cu_seqlens_q, seq_lens = torch.tensor([0, count], dtype=torch.int32), torch.tensor([count], dtype=torch.int32)
     metadata = AttentionMetadata(
         groups=tuple(
-            GroupMetadata(slots, table, window, PagedAttention(table, cu_seqlens_q, seq_lens, window, BLOCK))
+            GroupMetadata(slots, table, window, bind_attention(table, cu_seqlens_q, seq_lens, window, BLOCK))
             for window in (None, model.config.sliding_window)
         ),
         cu_seqlens_q=cu_seqlens_q,

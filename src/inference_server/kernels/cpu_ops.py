@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from inference_server.kernels.cpu_attention import MAX_ITEM_HEADS, paged_attention
-from inference_server.kernels.cpu_gated import gelu_mul
+from inference_server.kernels.cpu_gated import gated_gelu_tanh, gated_silu
 from inference_server.kernels.cpu_jit import CompiledKernel, can_compile, compile_kernels, trace
 from inference_server.kernels.cpu_linear import pack_linear, panel_kernel
 from inference_server.kernels.cpu_norm import add_rms_norm, rms_norm
 from inference_server.kernels.cpu_rotary import norm_rotate_store
-from inference_server.kernels.ops import KVSlots, Linear
+from inference_server.kernels.ops import Activation, KVSlots, Linear
 
 _NO_WINDOW = 1 << 62
 
@@ -24,9 +24,9 @@ def compile_cpu_ops() -> "CpuOps | None":
     """Compiles the kernels for this machine (about half a second), or returns None where that cannot be done."""
     if not can_compile():
         return None
-    kernels = [trace(kernel) for kernel in (rms_norm, add_rms_norm, norm_rotate_store, paged_attention, gelu_mul)]
+    kernels = (rms_norm, add_rms_norm, norm_rotate_store, paged_attention, gated_gelu_tanh, gated_silu)
     panel = panel_kernel()
-    return CpuOps(compile_kernels([*kernels, panel] if panel else kernels))
+    return CpuOps(compile_kernels([*map(trace, kernels), *([panel] if panel else [])]))
 
 
 class CpuOps:
@@ -37,7 +37,7 @@ class CpuOps:
         self._add_rms_norm = kernels["add_rms_norm"]
         self._norm_rotate_store = kernels["norm_rotate_store"]
         self._paged_attention = kernels["paged_attention"]
-        self._gelu_mul = kernels["gelu_mul"]
+        self._gated = {activation: kernels[f"gated_{activation}"] for activation in Activation}
         self._panel_linear = kernels.get("panel_linear")
 
     def linear(self, weight: Tensor) -> Linear:
@@ -80,10 +80,10 @@ class CpuOps:
     ) -> "CpuAttention":
         return CpuAttention(self._paged_attention, block_tables, cu_seqlens_q, seq_lens, window)
 
-    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         rows, size = len(gate_up), gate_up.shape[1] // 2
         out = torch.empty(rows, size)
-        self._gelu_mul(rows, _floats(gate_up), _floats(out), size)
+        self._gated[activation](rows, _floats(gate_up), _floats(out), size)
         return out
 
 

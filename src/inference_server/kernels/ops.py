@@ -4,10 +4,18 @@ What each computes, in which shapes, stands in `kernels.reference`, which is a s
 it. Operations are as large as the families share them, since on few rows it is their number that costs.
 """
 
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+
+class Activation(StrEnum):
+    """Of gated MLPs."""
+
+    GELU_TANH = "gelu_tanh"
+    SILU = "silu"
 
 
 class Linear(Protocol):
@@ -41,9 +49,9 @@ class KVSlots(NamedTuple):
 
 
 class Ops(Protocol):
-    def linear(self, weight: Tensor) -> Linear:
-        """The layer that multiplies by the transpose of `weight` [N, K]."""
-        ...
+    """Each method is documented where it is defined, in `kernels.reference`."""
+
+    def linear(self, weight: Tensor) -> Linear: ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 
@@ -57,4 +65,4 @@ class Ops(Protocol):
         self, block_tables: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, window: int | None, block_size: int
     ) -> Attention: ...
 
-    def gelu_mul(self, gate_up: Tensor) -> Tensor: ...
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor: ...

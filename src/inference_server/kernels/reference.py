@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inference_server.kernels.ops import KVSlots, Linear
+from inference_server.kernels.ops import Activation, KVSlots, Linear
 
 QUERY_CHUNK = 512  # queries of one row handled at a time: a mask is [QUERY_CHUNK, keys], never [tokens, tokens]
 PACK_KEYS = 2048  # keys of decode rows gathered at a time, padding included: few enough to stay in the cache
@@ -63,10 +63,10 @@ def add_rms_norm(
     return total, total if next_weight is None else rms_norm(total, next_weight, eps)
 
 
-def gelu_mul(gate_up: Tensor) -> Tensor:
-    """gelu(gate) * up of gate and up side by side [tokens, 2 * size], with the tanh approximation of gelu (arXiv:1606.08415)."""
+def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate) * up, of gate and up side by side [tokens, 2 * size]; gelu by its tanh approximation (arXiv:1606.08415)."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh") * up
+    return (F.silu(gate) if activation is Activation.SILU else F.gelu(gate, approximate="tanh")) * up
 
 
 def norm_rotate_store(qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, slots: KVSlots | None) -> Tensor:

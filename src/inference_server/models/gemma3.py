@@ -13,7 +13,7 @@ from torch import Tensor
 
 from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import LayerGroup
-from inference_server.kernels.ops import KVSlots
+from inference_server.kernels.ops import Activation, KVSlots
 from inference_server.models.attention import AttentionMetadata, LayerKV
 from inference_server.models.layers import AddNorm, RMSNorm, RotaryAngles
 from inference_server.models.weights import Weights
@@ -179,7 +179,7 @@ class MLP:
         self.ops = weights.ops
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.ops.gelu_mul(self.gate_up(x)))
+        return self.down(self.ops.gated(self.gate_up(x), Activation.GELU_TANH))
 
 
 def _norm(weights: Weights, name: str, size: int, config: Gemma3Config) -> RMSNorm:
