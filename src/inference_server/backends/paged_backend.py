@@ -22,9 +22,8 @@ from inference_server.core.options import ModelOptions
 from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.kernels import reference
-from inference_server.kernels.cpu_ops import compile_cpu_ops
 from inference_server.kernels.ops import Ops
+from inference_server.kernels.select_ops import select_ops
 from inference_server.models.registry import Model, find_family, read_config
 from inference_server.models.weights import RandomWeights, TensorSource, Weights
 
@@ -56,7 +55,7 @@ class PagedBackend:
         self._open_checkpoint = open_checkpoint
         self._sampler = sampler
         self._device = torch.device("cpu")
-        self._ops: Ops = reference
+        self._ops: Ops | None = None
         self._max_model_len = 0
         self._model: Model | None = None
         self._kv: KVTensors | None = None
@@ -73,10 +72,10 @@ class PagedBackend:
         dtype = select_dtype(self._options.dtype)
         if self._device.type == "cpu":
             use_available_cores()
-        self._ops = _choose_ops(self._device, dtype)
+        ops = self._ops = select_ops(self._device, dtype)
         config = family.config_from_dict(config_dict)
         try:
-            weights = self._open_weights(dtype)
+            weights = self._open_weights(dtype, ops)
             self._model = family.model(config, weights)
         except (CheckpointError, torch.OutOfMemoryError) as error:
             raise ModelLoadError(str(error).splitlines()[0]) from error
@@ -95,6 +94,7 @@ class PagedBackend:
 
     def allocate(self, layout: KVLayout) -> None:
         """Raises ModelLoadError when the arena does not fit."""
+        assert self._ops is not None, "load comes first"
         dtype = select_dtype(self._options.dtype)
         max_slots = self._options.max_batch_size
         try:
@@ -143,10 +143,10 @@ class PagedBackend:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _open_weights(self, dtype: torch.dtype) -> Weights:
+    def _open_weights(self, dtype: torch.dtype, ops: Ops) -> Weights:
         if self._options.load_format == "dummy":
-            return RandomWeights(self._device, dtype, self._ops)
-        return Weights(self._open_checkpoint(self._folder), self._device, dtype, self._ops)
+            return RandomWeights(self._device, dtype, ops)
+        return Weights(self._open_checkpoint(self._folder), self._device, dtype, ops)
 
     def _warm_up(self, num_groups: int) -> None:
         """One token through everything, its KV in the null block, so that no request waits for a library's first call."""
@@ -156,11 +156,6 @@ class PagedBackend:
         step = self.launch(plan)
         self.sample(step)
         self.collect(step)
-
-
-def _choose_ops(device: torch.device, dtype: torch.dtype) -> Ops:
-    compiled = compile_cpu_ops() if device.type == "cpu" and dtype == torch.bfloat16 else None
-    return compiled or reference
 
 
 def _sampling_rows(plan: StepPlan) -> PagedStep:

@@ -5,7 +5,7 @@ the online softmax of FlashAttention (arXiv:2205.14135). A token's result depend
 chunks: decoded, prefilled and recomputed, it is the same bits.
 """
 
-from inference_server.kernels.cpu_jit import BFloats, Code, Float, Floats, Int, Int32s, Ints
+from inference_server.kernels.cpu_code import BFloats, Code, Float, Floats, Int, Int32s, Ints
 
 TILE = 16  # keys of one step of the online softmax
 TOGETHER = 8  # keys of a tile in one loop over head_dim: as many sums or factors as registers hold beside their operands

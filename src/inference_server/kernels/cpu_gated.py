@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from inference_server.kernels.cpu_jit import Code, Float, Floats, Int
+from inference_server.kernels.cpu_code import Code, Float, Floats, Int
 
 
 def gated_gelu_tanh(code: Code, row: Int, gate_up: Floats, out: Floats, size: Int) -> None:

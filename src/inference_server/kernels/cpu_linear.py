@@ -117,8 +117,8 @@ end:
 
 
 def _tile_ir(rows: int) -> Iterator[str]:
-    """A tile is `rows` rows of x by one block; few rows take its panels together, to have enough independent sums in flight."""
-    together = BLOCK_PANELS if rows * BLOCK_PANELS <= MAX_ROWS else 1
+    """A tile is `rows` rows of x by one block; two rows or one take its panels together, to have enough independent sums in flight."""
+    together = BLOCK_PANELS if rows <= 2 else 1
     yield f"define internal void @tile{rows}(ptr noalias %w, ptr noalias %x, ptr noalias %y, i64 %k, i64 %n) {{\nentry:"
     yield f"  %panel_words = mul i64 %k, {LANES}"
     for r in range(rows):

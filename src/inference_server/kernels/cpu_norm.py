@@ -3,7 +3,7 @@
 Half of the operations of a decode step are these few thousand additions, so what counts is to be called seldom.
 """
 
-from inference_server.kernels.cpu_jit import Code, Float, Floats, Int
+from inference_server.kernels.cpu_code import Code, Float, Floats, Int
 
 
 def rms_norm(code: Code, row: Int, x: Floats, weight: Floats, out: Floats, size: Int, eps: Float) -> None:

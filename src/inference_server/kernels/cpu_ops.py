@@ -27,7 +27,7 @@ def compile_cpu_ops() -> "CpuOps | None":
         return None
     kernels = (rms_norm, add_rms_norm, norm_rotate_store, paged_attention, gated_gelu_tanh, gated_silu)
     panel = panel_kernel()
-    return CpuOps(compile_kernels([*map(trace, kernels), *([panel] if panel else [])]))
+    return CpuOps(compile_kernels([*(trace(kernel) for kernel in kernels), *([panel] if panel else [])]))
 
 
 class CpuOps:

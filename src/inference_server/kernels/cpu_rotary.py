@@ -3,7 +3,7 @@
 Heads are normed and rotated; queries go to their own tensor, keys and values straight into their slots of the bfloat16 cache.
 """
 
-from inference_server.kernels.cpu_jit import BFloats, Code, Float, Floats, Int, Ints
+from inference_server.kernels.cpu_code import BFloats, Code, Float, Floats, Int, Ints
 from inference_server.kernels.cpu_norm import Normed
 
 
