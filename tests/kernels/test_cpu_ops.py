@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inference_server.kernels import reference
+from inference_server.kernels import cpu_jit, reference
 from inference_server.kernels.cpu_ops import CpuOps, compile_cpu_ops
 from inference_server.kernels.ops import Activation, KVSlots
 
@@ -131,7 +131,7 @@ def test_large_scores_do_not_overflow(ops: CpuOps) -> None:
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_attention_is_the_same_bits_in_every_batch_chunk_and_thread_count(ops: CpuOps) -> None:
+def test_attention_is_the_same_bits_in_every_batch_chunk_and_thread_count(ops: CpuOps, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [(1, 40), (9, 30), (1, 3)]
     cache, q = Cache(rows, 1, 64, 4, window=20), random(11, 4, 64)
     together, _ = cache.attend(ops, q)
@@ -145,6 +145,7 @@ def test_attention_is_the_same_bits_in_every_batch_chunk_and_thread_count(ops: C
         )
         assert torch.equal(bound(q[token : token + 1], cache.key, cache.value, 0.3), together[token : token + 1])
     threads = torch.get_num_threads()
+    monkeypatch.setattr(cpu_jit, "GRAIN", 1)
     try:
         for count in (1, 2, 16):
             torch.set_num_threads(count)

@@ -1,7 +1,7 @@
 """Compiles small CPU kernels when the server starts: arithmetic written in Python, machine code by LLVM (llvmlite; no C compiler).
 
 A kernel is a Python function that computes one item, such as one row, on the symbols of `cpu_code`, or LLVM assembly that does the same.
-What comes back is a function that shares any number of items among torch's own OpenMP threads, or runs a single one where it is called.
+What comes back is a function that shares any number of items among torch's own OpenMP threads, or runs a few where it is called.
 Every item is computed by the same instructions wherever it runs and whatever runs beside it, so its result is the same bits for any
 batch, neighbours and thread count.
 """
@@ -17,6 +17,8 @@ import torch
 
 from inference_server.kernels.cpu_code import Array, Code, Float, Int
 
+GRAIN = 1 << 17  # multiplications, 10 to 20 microseconds
+
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
@@ -28,7 +30,11 @@ class KernelSource:
 
 
 class CompiledKernel:
-    """Call it with the number of items and the kernel's arguments; tensors as addresses, unchecked."""
+    """Call it with the number of items and the kernel's arguments; tensors as addresses, unchecked.
+
+    work: about how many multiplications that is. Threads join for GRAIN each: for less, waking them costs more than they save, and
+    where cores are shared with others waiting for them costs far more.
+    """
 
     def __init__(self, engine: Any, source: KernelSource) -> None:
         self._engine = engine  # owns the machine code
@@ -36,8 +42,13 @@ class CompiledKernel:
         prototype = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, *(ctype[t] for t in source.types))
         self._function = prototype(engine.get_function_address(source.name))
 
-    def __call__(self, items: int, *arguments: int | float | None) -> None:
-        self._function(1 if items == 1 else min(items, torch.get_num_threads()), items, *arguments)
+    def __call__(self, work: int, items: int, *arguments: int | float | None) -> None:
+        self._function(num_threads(work), items, *arguments)
+
+
+def num_threads(work: int) -> int:
+    """How many threads share so much work."""
+    return 1 if work < 2 * GRAIN else min(work // GRAIN, torch.get_num_threads())
 
 
 def can_compile() -> bool:

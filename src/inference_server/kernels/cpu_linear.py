@@ -45,7 +45,8 @@ class PackedLinear:
         y = torch.empty(x.shape[0], self._panels.shape[0] * PANEL)
         if rows := x.shape[0]:
             x32 = x.float().contiguous()
-            self._kernel(y.shape[1] // BLOCK, self._panels.data_ptr(), x32.data_ptr(), y.data_ptr(), self._k, rows, y.shape[1])
+            addresses = self._panels.data_ptr(), x32.data_ptr(), y.data_ptr()
+            self._kernel(y.numel() * self._k, y.shape[1] // BLOCK, *addresses, self._k, rows, y.shape[1])
         if y.shape[1] != self._num_features:
             y = y[:, : self._num_features].contiguous()
         dtype = out_dtype or x.dtype

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inference_server.kernels.cpu_attention import MAX_ITEM_HEADS, paged_attention
 from inference_server.kernels.cpu_gated import gated_gelu_tanh, gated_silu
-from inference_server.kernels.cpu_jit import CompiledKernel, can_compile, compile_kernels, trace
+from inference_server.kernels.cpu_jit import CompiledKernel, can_compile, compile_kernels, num_threads, trace
 from inference_server.kernels.cpu_linear import pack_linear, panel_kernel
 from inference_server.kernels.cpu_norm import add_rms_norm, rms_norm
 from inference_server.kernels.cpu_rotary import norm_rotate_store
@@ -47,7 +47,7 @@ class CpuOps:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows, size = x.shape
         out = torch.empty(rows, size)
-        self._rms_norm(rows, _floats(x), _floats(weight), _floats(out), size, eps)
+        self._rms_norm(4 * x.numel(), rows, _floats(x), _floats(weight), _floats(out), size, eps)
         return out
 
     def add_rms_norm(
@@ -58,7 +58,7 @@ class CpuOps:
         out = total if next_weight is None else torch.empty(rows, size)
         following = None if next_weight is None else _floats(next_weight)
         addresses = _floats(residual), _floats(x), _floats(weight), following, _floats(total), _floats(out)
-        self._add_rms_norm(rows, *addresses, size, eps, scale)
+        self._add_rms_norm(8 * x.numel(), rows, *addresses, size, eps, scale)
         return total, out
 
     def norm_rotate_store(self, qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, slots: KVSlots | None) -> Tensor:
@@ -73,7 +73,7 @@ class CpuOps:
         q = torch.empty(tokens, num_heads, head_dim)
         addresses = _floats(qkv), _floats(weight), _floats(cos), _floats(sin), _floats(q), key, value, slot_mapping
         sizes = num_heads, num_kv_heads, num_normed, head_dim, block_size, block_stride
-        self._norm_rotate_store(tokens, *addresses, *sizes, eps)
+        self._norm_rotate_store(8 * qkv.numel(), tokens, *addresses, *sizes, eps)
         return q
 
     def bind_attention(
@@ -84,7 +84,7 @@ class CpuOps:
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty(rows, size)
-        self._gated[activation](rows, _floats(gate_up), _floats(out), size)
+        self._gated[activation](24 * out.numel(), rows, _floats(gate_up), _floats(out), size)
         return out
 
 
@@ -98,23 +98,22 @@ class CpuAttention:
         self._kernel = kernel
         self._tables = block_tables.contiguous()
         self._rows = torch.from_numpy(rows)  # [tokens]
-        self._positions = torch.from_numpy(np.arange(len(rows)) + (lengths - starts[1:])[rows])  # [tokens]
+        positions = np.arange(len(rows)) + (lengths - starts[1:])[rows]
+        self._positions = torch.from_numpy(positions)  # [tokens]
         self._window = window or _NO_WINDOW
+        self._num_keys = int(np.minimum(positions + 1, self._window).sum())  # read by one query head of every token
 
     def __call__(self, q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         tokens, num_heads, head_dim = q.shape
         _, block_size, num_kv_heads, _ = key.shape
         out = torch.empty(tokens, num_heads, head_dim)
-        item_heads = self._item_heads(tokens, num_heads, num_heads // num_kv_heads)
+        group, work = num_heads // num_kv_heads, 2 * self._num_keys * num_heads * head_dim
+        # Heads that share a KV head read it once, together, unless that leaves threads without work.
+        item_heads = group if tokens * num_kv_heads >= num_threads(work) and group <= MAX_ITEM_HEADS else 1
         addresses = _floats(q), _cache(key), _cache(value), self._tables.data_ptr(), self._rows.data_ptr(), self._positions.data_ptr()
         sizes = num_heads, num_kv_heads, head_dim, item_heads, block_size, key.stride(0), self._tables.shape[1], self._window
-        self._kernel(tokens * num_heads // item_heads, *addresses, _floats(out), *sizes, scale)
+        self._kernel(work, tokens * num_heads // item_heads, *addresses, _floats(out), *sizes, scale)
         return out
-
-    def _item_heads(self, tokens: int, num_heads: int, group: int) -> int:
-        """Heads that share a KV head read it once, together, unless that leaves threads without work."""
-        together = tokens * num_heads // group >= torch.get_num_threads() and group <= MAX_ITEM_HEADS
-        return group if together else 1
 
 
 def _floats(x: Tensor) -> int:
