@@ -1,6 +1,7 @@
 """A server process for the tests of signals: `app` for plain uvicorn, and `main` for what `python -m inference_server` does."""
 
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "api"))
@@ -18,6 +19,8 @@ SETTINGS = Settings.from_cli()
 def load(settings: Settings) -> LoadedModel:
     if settings.served_model_name == "broken":
         raise ModelLoadError("the model is broken in one line")
+    if settings.served_model_name == "slow":
+        time.sleep(60)
     return load_echo(settings, EchoBackend(step_s=0.02))
 
 

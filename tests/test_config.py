@@ -165,7 +165,7 @@ def test_every_value_reaches_its_option() -> None:
 
 
 def test_every_option_field_is_filled_or_a_known_constant() -> None:
-    constants = {"stall_after_s", "max_body_bytes", "ping_interval_s"}
+    constants = {"stall_after_s", "max_body_bytes", "body_deadline_s", "ping_interval_s"}
     renamed = {"block_size", "num_blocks", "memory_fraction", "max_active_tokens", "cache_dir"}
     names = {field.name for option in OPTIONS for field in dataclasses.fields(option)}
     assert names - set(Settings.model_fields) == constants | renamed

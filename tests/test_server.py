@@ -98,6 +98,19 @@ def test_the_second_signal_exits_at_once(kind: str) -> None:
             assert time.monotonic() - start < 2
 
 
+@pytest.mark.parametrize("kind", ["uvicorn", "command line"])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_process_whose_model_loads(kind: str, signum: signal.Signals) -> None:
+    """Without finalising the interpreter under the loading thread, whose native code would abort the process."""
+    with process(kind, SERVED_MODEL_NAME="slow") as (child, client):
+        wait_for_status(client, "/health", 200)
+        child.send_signal(signum)
+        output, _ = child.communicate(timeout=5)
+        assert child.returncode == 128 + signum
+        assert output.count("left behind") == 1
+        assert "Traceback" not in output
+
+
 def test_what_outlives_the_drain_is_ended() -> None:
     with process("command line", DRAIN_TIMEOUT_S="0.3") as (child, client):
         wait_for_status(client, "/ready", 200)

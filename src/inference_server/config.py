@@ -88,7 +88,7 @@ class Settings(BaseSettings):
     scheduling_policy: Literal["fcfs", "fair"] = Field("fcfs", description="fcfs or fair")
     eviction_policy: Literal["lru", "sink_lru", "h2o"] = Field("lru", description="lru, sink_lru or h2o")
     kv_cache_block_size: int = Field(16, gt=0, le=256, description="Tokens per KV block, a power of two")
-    kv_cache_num_blocks: int | None = Field(None, gt=1, description="Blocks of the KV pool; unset: by KV_CACHE_MEMORY_FRACTION")
+    kv_cache_num_blocks: int | None = Field(None, gt=1, lt=2**31, description="Blocks of the KV pool; unset: by KV_CACHE_MEMORY_FRACTION")
     kv_cache_memory_fraction: float = Field(
         0.9, gt=0, le=1, description="Share of the memory the backend has to spare that the KV pool takes"
     )

@@ -56,6 +56,7 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str | None]] = [
     (NATIVE, {"text": "x" * MAX_MODEL_LEN}, "text"),
     (NATIVE, {"text": "a", "priority": "high"}, "priority"),
     (NATIVE, {"text": "a", "session_id": "s" * 257}, "session_id"),
+    (NATIVE, {"text": "x" * MAX_MODEL_LEN}, "text"),
     ("/tokenize", {}, None),
     ("/tokenize", {"prompt": "a", "messages": USER}, None),
     ("/detokenize", {"tokens": "a"}, "tokens"),
@@ -150,7 +151,25 @@ def test_broken_bodies_are_400(client: httpx.Client, path: str, content: bytes) 
 
 
 def test_a_body_of_another_type_is_400(client: httpx.Client) -> None:
-    check(client.post(NATIVE, data={"text": "hi"}), 400)
+    answer = client.post(NATIVE, data={"text": "hi"})
+    check(answer, 400)
+    assert "Content-Type" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "start"),
+    [
+        (CHAT, {"messages": [*USER, {"role": "user", "content": 5}]}, "messages[1].content: Input should be a valid string; or "),
+        (CHAT, {"messages": [{"content": "a"}, {"role": "user"}]}, "messages[0].role: Field required"),
+        (CHAT, {"messages": USER, "stream_options": {}}, "stream_options is only allowed when stream is true"),
+        (TEXT, {"prompt": [1, "a"]}, "prompt: Input should be a valid string; or Input should be a valid integer"),
+        ("/tokenize", {}, "exactly one of prompt and messages is required"),
+    ],
+)
+def test_messages_name_the_field_in_the_clients_terms(client: httpx.Client, path: str, body: dict[str, Any], start: str) -> None:
+    message = client.post(path, json=body).json()["error"]["message"]
+    assert message.startswith(start)
+    assert "constrained" not in message
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize"])

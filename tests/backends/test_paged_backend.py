@@ -12,6 +12,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from inference_server.backends.paged_backend import PagedBackend
 from inference_server.checkpoints.safetensors_reader import open_checkpoint
 from inference_server.core.errors import EngineDeadError, ModelLoadError, StepFailedError
+from inference_server.core.kv_layout import KVLayout
 from inference_server.core.plan import BlockCopy, StepPlan
 
 NEW_TOKENS = 10
@@ -74,6 +75,7 @@ def test_alone_batched_and_overlapped_give_the_tokens_of_transformers(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_on_cuda_the_tokens_are_the_same(folder: Path, prompts: list[list[int]], expected: list[list[int]]) -> None:
     driver = PagedDriver(folder, device="cuda")
     assert driver.spec.supports_overlap
@@ -149,6 +151,13 @@ def test_dummy_weights_need_no_checkpoint(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     backend = PagedBackend(replace(options(), load_format="dummy"), tmp_path, open_checkpoint, RecordingSampler())
     assert backend.load().num_parameters == PagedDriver(folder).spec.num_parameters
+
+
+def test_an_arena_beyond_all_memory_is_one_line(folder: Path) -> None:
+    backend = PagedBackend(options(), folder, open_checkpoint, RecordingSampler())
+    layout = KVLayout.from_bytes(backend.load().groups, 16, 2**60)
+    with pytest.raises(ModelLoadError, match=r"^a KV arena of [\d.]+ GiB does not fit on cpu$"):
+        backend.allocate(layout)
 
 
 def test_the_spec_says_what_was_loaded(folder: Path) -> None:

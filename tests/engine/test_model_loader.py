@@ -10,7 +10,8 @@ from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.core.model_spec import GenerationDefaults, ModelSpec
 from inference_server.core.options import CacheOptions
-from inference_server.engine.model_loader import HOST_ARENA_BYTES, generation_defaults, kv_layout
+from inference_server.engine.generation_defaults import generation_defaults
+from inference_server.engine.model_loader import HOST_ARENA_BYTES, kv_layout
 
 SPEC = ModelSpec("a", 10, 100, (LayerGroup((0, 1), 1, 64, 2),), "cuda:0", "bfloat16", 1, free_bytes=100 * 2**30)
 
@@ -42,4 +43,25 @@ def test_sampling_defaults_come_from_the_checkpoint(tmp_path: Path) -> None:
     assert generation_defaults(tmp_path) == GenerationDefaults(temperature=0.0, top_k=64)
     path.write_text("{")
     with pytest.raises(ModelLoadError, match="unreadable"):
+        generation_defaults(tmp_path)
+    path.write_text("[]")
+    with pytest.raises(ModelLoadError, match="not a JSON object"):
+        generation_defaults(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", "hot"),
+        ("temperature", -1),
+        ("temperature", float("nan")),
+        ("top_k", 1.5),
+        ("top_p", 2),
+        ("min_p", True),
+        ("min_p", []),
+    ],
+)
+def test_sampling_defaults_that_no_request_could_use_are_refused(name: str, value: object, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
+    with pytest.raises(ModelLoadError, match=f"{name} is .* and not a number from 0 to"):
         generation_defaults(tmp_path)

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 
-from inference_server.observability.logs import JsonFormatter
+from inference_server.observability.logs import JsonFormatter, _asked_by_a_person
 
 
 def record(message: str, *args: object) -> logging.LogRecord:
@@ -26,3 +26,11 @@ def test_exceptions_are_part_of_the_entry() -> None:
     except ValueError:
         failed.exc_info = sys.exc_info()
     assert "ValueError: why" in json.loads(JsonFormatter().format(failed))["exception"]
+
+
+def test_what_machines_ask_every_few_seconds_stays_out_of_the_access_log() -> None:
+    def access(path: str) -> logging.LogRecord:
+        return logging.LogRecord("uvicorn.access", logging.INFO, "f.py", 1, '%s - "%s %s HTTP/%s" %d', ("a", "GET", path, "1.1", 200), None)
+
+    assert [_asked_by_a_person(access(path)) for path in ("/ready", "/health/live", "/metrics", "/generate")] == [False, False, False, True]
+    assert _asked_by_a_person(record("a plain message"))

@@ -59,6 +59,12 @@ def test_sources_in_order(tmp_path: Path) -> None:
         rendered("/no/such/template")
 
 
+def test_a_template_that_is_no_text_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ChatTemplateError, match="cannot be read"):
+        ChatTemplate.from_folder(tmp_path, TOKENIZER)
+
+
 def test_content_parts_are_joined_and_missing_content_is_empty() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert "\nab</turn>" in template(TURNS).render(user(parts))
@@ -81,6 +87,9 @@ def test_developer_is_the_system_role() -> None:
         "{{ messages.append(1) }}",
         "{{ 1 + 'a' }}",
         "{{ messages[0] | tojson(indent=x) }}",
+        "{{ 1 / 0 }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{{ messages[0].content.no_such() }}",
     ],
 )
 def test_render_errors_are_one_kind(source: str) -> None:

@@ -1,5 +1,7 @@
 """Encoding and decoding against the tokenizers library, for both families of vocabularies."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -84,12 +86,30 @@ def test_an_artificial_leading_space_is_dropped(decoder: decoders.Decoder, text:
     assert Tokenizer.from_folder(tmp_path).decode([0, 1]) == inner.decode([0, 1]) == text
 
 
+def test_a_long_text_does_not_hold_up_other_threads(fallback_folder: Path) -> None:
+    tokenizer = Tokenizer.from_folder(fallback_folder)
+    with ThreadPoolExecutor(1) as worker:
+        longest, start = 0.0, time.monotonic()
+        encoding = worker.submit(lambda: (time.sleep(0.05), tokenizer.encode("the quick brown fox " * 100_000)))
+        while not encoding.done():
+            before = time.monotonic()
+            time.sleep(0.001)
+            longest = max(longest, time.monotonic() - before)
+        assert longest < (time.monotonic() - start) / 2
+
+
 def test_broken_folders_are_one_error(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(TokenizerError, match="cannot be read"):
         Tokenizer.from_folder(tmp_path)
+    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
+    for name in ("tokenizer_config.json", "generation_config.json", "config.json"):
+        (tmp_path / name).write_text("[]")
+        with pytest.raises(TokenizerError, match=f"{name} is not a JSON object"):
+            Tokenizer.from_folder(tmp_path)
+        (tmp_path / name).unlink()
 
 
 def test_byte_tokenizer_round_trips() -> None:

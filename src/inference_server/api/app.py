@@ -20,6 +20,7 @@ def build_app(context: ApiContext, lifespan: Lifespan[FastAPI] | None = None) ->
         lifespan=lifespan,
         middleware=_middleware(context),
         responses={"4XX": {"description": "The error shape."}},
+        docs_url=None,  # these pages load their scripts from elsewhere; /openapi.json is served
         redoc_url=None,
     )
     app.state.context = context
@@ -34,7 +35,7 @@ def _middleware(context: ApiContext) -> list[Middleware]:
     layers = [
         Middleware(RequestEnvelope, context=context),
         Middleware(AdmissionGate, context=context),
-        Middleware(BodyLimit, max_bytes=context.options.max_body_bytes),
+        Middleware(BodyLimit, max_bytes=context.options.max_body_bytes, deadline_s=context.options.body_deadline_s),
     ]
     if context.options.cors_origins:
         cors = Middleware(CORSMiddleware, allow_origins=context.options.cors_origins, allow_methods=["*"], allow_headers=["*"])

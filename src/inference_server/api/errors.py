@@ -38,7 +38,9 @@ TYPES: Mapping[int, str] = MappingProxyType(
         504: "timeout_error",
     }
 )
-CODES: Mapping[int, str] = MappingProxyType({400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"})
+CODES: Mapping[int, str] = MappingProxyType(
+    {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 413: "request_too_large"}
+)
 
 
 class ClientDisconnectedError(Exception):
@@ -110,15 +112,21 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 
 def describe(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
-    """One message and the top-level field at fault, from pydantic's list. A union reports one problem for each of its members."""
+    """One message and the top-level field at fault, from pydantic's list."""
     first = problems[0]
     if first["type"] == "json_invalid":
         return f"the body is not valid JSON: {first['ctx']['error']}", None
-    field = str(first["loc"][1]) if len(first["loc"]) > 1 else None
-    same = [p for p in problems if len(p["loc"]) > 1 and str(p["loc"][1]) == field] or [first]
-    messages = dict.fromkeys(p["msg"].removeprefix("Value error, ") for p in same)
+    path = first["loc"][1:]
+    if not path:
+        if first["type"] == "value_error":  # of the object as a whole
+            return str(first["msg"]).removeprefix("Value error, "), None
+        return "the body is not a JSON object, or its Content-Type is not application/json", None
+    # A union reports a problem for each member, under the member's name, which means nothing to a client. No field is called `list[...]`.
+    siblings = [p for p in problems if p["loc"][1 : len(path)] == path[:-1] and len(p["loc"]) > len(path)]
+    union = any(str(p["loc"][len(path)]).startswith("list[") for p in siblings)
+    messages = dict.fromkeys(p["msg"].removeprefix("Value error, ") for p in (siblings if union else [first]))
     text = "; or ".join(list(messages)[:MAX_REPORTED_PROBLEMS])
-    return (f"{_path(first['loc'][1:])}: {text}", field) if field else (f"the body is not a JSON object: {text}", None)
+    return f"{_path(path[:-1] if union else path)}: {text}", str(path[0])
 
 
 def _path(loc: Sequence[str | int]) -> str:

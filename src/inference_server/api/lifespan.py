@@ -78,7 +78,10 @@ class GracefulExit:
         logger.info("%s: draining, %d requests are open", signal.Signals(signum).name, self._engine.num_open)
         await self._engine.stop(self._drain_timeout_s)
         handler = self._server_handlers.get(signum)
-        if handler is None:
+        if handler is None or self._engine.running:
+            # An interpreter that shuts down under a thread in native code aborts, so with the engine left behind it must not.
+            await asyncio.sleep(FLUSH_S)
+            logging.shutdown()
             os._exit(128 + signum)
         handler(signum, None)
 

@@ -1,5 +1,6 @@
 """Pure ASGI middleware, outermost first: `RequestEnvelope`, `AdmissionGate`, `BodyLimit`. None of them buffers anything."""
 
+import asyncio
 import logging
 import re
 import uuid
@@ -80,11 +81,13 @@ class AdmissionGate:
 
 
 class BodyLimit:
-    """Answers 413 to a body above `max_bytes`: at once when its length is declared, else as soon as it has come that far."""
+    """Answers 413 to a body above `max_bytes`: at once when its length is declared, else as soon as it has come that far. One that is not
+    whole after `deadline_s` is answered 408, so that no connection holds a request, or a server that stops, for ever."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, deadline_s: float) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._deadline_s = deadline_s
         self._message = f"the body is larger than {max_bytes} bytes"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,11 +96,19 @@ class BodyLimit:
         declared = _header(scope, b"content-length")
         if declared.isdigit() and int(declared) > self._max_bytes:
             return await json_error(413, error_body(413, self._message))(scope, receive, send)
-        received = 0
+        deadline = asyncio.get_running_loop().time() + self._deadline_s
+        received, whole = 0, False
 
         async def receive_limited() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, whole
+            if whole:  # what is left to receive is the disconnect
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"the body did not arrive within {self._deadline_s:g} s", {"Connection": "close"}) from None
+            whole = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > self._max_bytes:
                 raise HTTPException(413, self._message)

@@ -99,7 +99,7 @@ class PagedBackend:
         max_slots = self._options.max_batch_size
         try:
             self._kv = KVTensors(layout, dtype, self._device)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             raise ModelLoadError(f"a KV arena of {layout.arena_bytes / 2**30:.1f} GiB does not fit on {self._device}") from error
         self._batch = InputBatch(layout, max_slots, self._max_model_len, self._device, self._ops)
         self._last_token_ids = torch.zeros(max_slots, dtype=torch.int64, device=self._device)

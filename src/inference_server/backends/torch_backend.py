@@ -67,7 +67,7 @@ class TorchBackend:
         model = self._loaded()
         try:
             self._kv = KVTensors(layout, model.dtype, model.device)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             raise ModelLoadError(f"a KV arena of {layout.arena_bytes / 2**30:.1f} GiB does not fit on {model.device}") from error
 
     def launch(self, plan: StepPlan) -> TorchStep:

@@ -70,4 +70,5 @@ class ApiOptions:
     served_model_name: str
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 4 * 1024 * 1024
+    body_deadline_s: float = 60.0
     ping_interval_s: float = 15.0

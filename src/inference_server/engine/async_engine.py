@@ -81,6 +81,11 @@ class AsyncEngine:
         return self._engine.model
 
     @property
+    def running(self) -> bool:
+        """Whether the engine thread has yet to end; after `stop`: it was left behind."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
     def num_open(self) -> int:
         """Requests that were let in and have not ended: being tokenised, waiting or running."""
         return self._streams.num_places

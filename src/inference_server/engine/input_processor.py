@@ -111,7 +111,7 @@ class InputProcessor:
 
 
 def text_length(prompt: Prompt) -> int:
-    """Characters to tokenise, roughly: what decides whether that may run on the event loop. Token ids cost nothing, a message its markup."""
+    """Characters to tokenise, roughly: what decides whether that may run on the event loop. Token ids cost nothing."""
     if isinstance(prompt, ChatPrompt):
         return sum(len(str(message.get("content", ""))) + _MARKUP for message in prompt.messages)
     return len(prompt) if isinstance(prompt, str) else 0

@@ -4,22 +4,21 @@ Runs on the engine thread. What needs torch is imported there, in `load`, and no
 answers while the import takes its seconds, and an engine on another backend never pays for it.
 """
 
-import json
 import logging
 from pathlib import Path
-from typing import Any
 
 from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import KVLayout
-from inference_server.core.model_spec import GenerationDefaults, ModelSpec
+from inference_server.core.model_spec import ModelSpec
 from inference_server.core.options import CacheOptions, ModelOptions, SchedulerOptions
+from inference_server.engine.generation_defaults import generation_defaults
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.cache_manager import CacheManager
 from inference_server.scheduler.admission import AdmissionController
 from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
 from inference_server.tokenization.chat_template import ChatTemplate
-from inference_server.tokenization.errors import ChatTemplateError, TokenizerError
+from inference_server.tokenization.errors import ChatTemplateError
 from inference_server.tokenization.tokenizer import Tokenizer
 
 HOST_ARENA_BYTES = 4 * 2**30  # on the CPU the pool shares its memory with everything else that runs there
@@ -38,13 +37,14 @@ class ModelLoader:
     def load(self, max_model_len: int | None = None, chat_template: Path | None = None) -> LoadedModel:
         """Everything that serving the model takes. max_model_len: the operator's limit. Raises ModelLoadError."""
         from inference_server.backends.factory import create_backend
+        from inference_server.checkpoints.resolve import resolve_model
 
-        folder = _resolve(self._model)
+        folder = resolve_model(self._model.model_name, self._model.model_revision, self._model.cache_dir)
         try:
             tokenizer = Tokenizer.from_folder(folder)
             template = ChatTemplate.from_folder(folder, tokenizer, chat_template)
             template_prefix_len = template.template_prefix_len(tokenizer)
-        except (TokenizerError, ChatTemplateError) as error:
+        except ChatTemplateError as error:
             raise ModelLoadError(str(error)) from error
         backend = create_backend(self._model, folder)
         spec = backend.load()
@@ -53,16 +53,16 @@ class ModelLoader:
         layout = kv_layout(self._cache, spec)
         backend.allocate(layout)
         scheduler = self._create_scheduler(layout, spec)
+        defaults = generation_defaults(folder)
+        length = max_model_len or spec.max_model_len
         logger.info(
-            "%s: %.2fB parameters, %s on %s, KV pool of %.2f GiB",
+            "ready: %s, %.2fB parameters in %s on %s, KV pool of %.2f GiB",
             spec.architecture,
             spec.num_parameters / 1e9,
             spec.dtype,
             spec.device,
             layout.arena_bytes / 2**30,
         )
-        defaults = generation_defaults(folder)
-        length = max_model_len or spec.max_model_len
         return LoadedModel(backend, scheduler, tokenizer, template, spec, defaults, length, template_prefix_len)
 
     def _create_scheduler(self, layout: KVLayout, spec: ModelSpec) -> ContinuousBatchScheduler:
@@ -82,31 +82,3 @@ def kv_layout(options: CacheOptions, spec: ModelSpec) -> KVLayout:
     if layout.num_slabs < 2:
         raise ModelLoadError(f"no memory for a KV pool: {arena_bytes / 2**20:.0f} MiB on {spec.device}; set KV_CACHE_NUM_BLOCKS")
     return layout
-
-
-def generation_defaults(folder: Path) -> GenerationDefaults:
-    """Sampling defaults of generation_config.json; what it does not name stays OpenAI's."""
-    config = _read_json(folder / "generation_config.json")
-    names = ("temperature", "top_p", "top_k", "min_p")
-    return GenerationDefaults(**{name: config[name] for name in names if config.get(name) is not None})
-
-
-def _resolve(options: ModelOptions) -> Path:
-    from inference_server.checkpoints.errors import CheckpointError
-    from inference_server.checkpoints.resolve import resolve_model
-
-    try:
-        return resolve_model(options.model_name, options.model_revision, options.cache_dir)
-    except CheckpointError as error:
-        raise ModelLoadError(str(error)) from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, empty when there is no file. Raises ModelLoadError when it cannot be read."""
-    if not path.is_file():
-        return {}
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path}: unreadable ({error})") from error
-    return content

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from typing import Literal
 
 UVICORN_LOGGERS = ("uvicorn", "uvicorn.error", "uvicorn.access")
+OWN_LOGGERS = ("inference_server", *UVICORN_LOGGERS)
+QUIET_ROUTES = ("/health", "/ready", "/metrics")  # asked every few seconds by machines
 TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -26,11 +28,22 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, log_format: Literal["text", "json"]) -> None:
-    """One handler on the root logger, unless the embedding program has put its own there. level: debug, info, warning or error."""
+    """One handler on the root logger, unless the embedding program has put its own there. level: debug, info, warning or error.
+
+    The level is this program's: libraries are heard from warning on.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.basicConfig(level=max(logging.WARNING, logging.getLevelName(level.upper())), handlers=[handler])
+    for name in OWN_LOGGERS:
+        logging.getLogger(name).setLevel(level.upper())
+    logging.getLogger("uvicorn.access").addFilter(_asked_by_a_person)
     for name in UVICORN_LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+
+
+def _asked_by_a_person(record: logging.LogRecord) -> bool:
+    """uvicorn's access records carry (client, method, path, HTTP version, status)."""
+    return not (isinstance(record.args, tuple) and len(record.args) == 5 and str(record.args[2]).startswith(QUIET_ROUTES))

@@ -77,7 +77,7 @@ class ChatTemplate:
         }
         try:
             return self._template.render(variables)
-        except (TemplateError, TypeError, ValueError, LookupError) as error:
+        except Exception as error:  # a template is a program that we did not write
             raise ChatTemplateError(f"the chat template does not accept these messages: {error}") from error
 
     def template_prefix_len(self, tokenizer: TokenizerLike) -> int:
@@ -89,17 +89,21 @@ class ChatTemplate:
 def _override_source(override: str | Path) -> str:
     if isinstance(override, str) and "{" in override:
         return override
+    return _read(Path(override).expanduser())
+
+
+def _read(path: Path) -> str:
     try:
-        return Path(override).expanduser().read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ChatTemplateError(f"{override}: the chat template cannot be read ({error})") from error
+        raise ChatTemplateError(f"{path}: the chat template cannot be read ({error})") from error
 
 
 def _model_source(folder: Path) -> str | None:
     """chat_template.jinja, else the entry of tokenizer_config.json: one template, or several by name."""
     own = folder / "chat_template.jinja"
     if own.is_file():
-        return own.read_text(encoding="utf-8")
+        return _read(own)
     config = folder / "tokenizer_config.json"
     if not config.is_file():
         return None

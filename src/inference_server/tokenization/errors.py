@@ -1,7 +1,9 @@
 """What can go wrong between text and token ids."""
 
+from inference_server.core.errors import ModelLoadError
 
-class TokenizerError(Exception):
+
+class TokenizerError(ModelLoadError):
     """The model's tokenizer files are missing or unreadable."""
 
 

@@ -75,7 +75,8 @@ class Tokenizer:
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
+        # unlike `encode`, a batch lets go of the interpreter meanwhile: the event loop and the engine run on
+        ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if not (add_special_tokens and self._prefix):
             return ids
         return self._prefix + list(dropwhile(lambda index: index == self.bos_token_id, ids))
@@ -123,7 +124,9 @@ class ByteTokenizer:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} is not a JSON object")
     return content
 
 

@@ -29,7 +29,7 @@ class NativeFormat:
             out = event(encode({"text": delta.text, **first}))
             self._text_sent = True
         if delta.finish_reason is not None:
-            out += event(encode({"text": "", "done": True, **self._totals(delta).model_dump()}))
+            out += event(encode({"text": "", "done": True, **self._totals(delta).model_dump(), "ttft_ms": self._ttft_ms}))
         return out
 
     def _totals(self, result: OutputDelta) -> GenerateTotals:

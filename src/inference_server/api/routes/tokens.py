@@ -1,10 +1,9 @@
 """`POST /tokenize` and `/detokenize`, as vLLM's."""
 
-from typing import Any
-
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from inference_server.api.context import Context
+from inference_server.api.formats.base import encode
 from inference_server.api.schemas.chat import chat_prompt
 from inference_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
 
@@ -12,14 +11,18 @@ router = APIRouter(tags=["tokens"])
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeBody, context: Context) -> dict[str, Any]:
-    """The token ids of a raw prompt, or of a conversation behind the chat template."""
+async def tokenize(body: TokenizeBody, context: Context) -> Response:
+    """The token ids of a raw prompt, or of a conversation behind the chat template.
+
+    Encoded here: a framework that looks at each of a million ids would hold up the event loop for seconds.
+    """
     context.check_model_name(body.model)
     prompt = chat_prompt(body.messages) if body.messages is not None else body.prompt or ""
     tokens = await context.engine.tokenize(prompt, body.add_special_tokens)
     model = context.engine.model
     assert model is not None  # or it could not have tokenised
-    return {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": None}
+    answer = {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": None}
+    return Response(encode(answer), media_type="application/json")
 
 
 @router.post("/detokenize")

@@ -83,8 +83,14 @@ class RequestBody(BaseModel):
                 if value is not None:
                     kept[key] = value
             elif not _asks_for_nothing(key, value):
-                raise UnsupportedParameterError(f"the parameter '{key[:64]}' is not supported with this value", param=key[:64])
+                raise UnsupportedParameterError(_refusal(key), param=key[:64])
         return kept
+
+
+def _refusal(key: str) -> str:
+    if key in NEUTRAL:
+        return f"the parameter '{key}' is not supported with this value"
+    return f"the parameter '{key[:64]}' is not supported here"
 
 
 def _asks_for_nothing(key: str, value: Any) -> bool:
