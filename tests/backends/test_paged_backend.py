@@ -2,18 +2,23 @@
 
 import json
 from dataclasses import replace
+from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from paged_driver import PagedDriver, RecordingSampler, options
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
+from inference_server.backends import paged_backend
 from inference_server.backends.paged_backend import PagedBackend
 from inference_server.checkpoints.safetensors_reader import open_checkpoint
 from inference_server.core.errors import EngineDeadError, ModelLoadError, StepFailedError
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.plan import BlockCopy, StepPlan
+from inference_server.kernels import reference
+from inference_server.kernels.cpu_ops import CpuOps
 
 NEW_TOKENS = 10
 LENGTHS = (1, 4, 5, 8, 9, 17, 31)  # around block (4) and window (8) edges
@@ -88,6 +93,34 @@ def test_chunked_prefill_beside_decodes_gives_the_same_tokens(
     folder: Path, prompts: list[list[int]], expected: list[list[int]], chunk: int
 ) -> None:
     assert PagedDriver(folder, seed=chunk).generate(prompts, NEW_TOKENS, chunk=chunk) == expected
+
+
+def test_compiled_operations_give_the_same_bits_alone_batched_and_chunked(folder: Path, prompts: list[list[int]]) -> None:
+    alone = PagedDriver(folder, dtype="bfloat16")
+    if not isinstance(alone.backend._ops, CpuOps):
+        pytest.skip("nothing is compiled on this machine")
+    expected = [alone.generate([prompt], NEW_TOKENS)[0] for prompt in prompts]
+    for seed, chunk in enumerate((1, 3, inf), start=1):
+        driver = PagedDriver(folder, seed=seed, dtype="bfloat16")
+        assert driver.generate(prompts, NEW_TOKENS, chunk=chunk) == expected
+        driver.generate([prompts[-1]], 1, chunk=chunk)
+        assert torch.equal(driver.sampler.logits[-1][-1], alone.sampler.logits[-NEW_TOKENS][0])
+
+
+def test_compiled_operations_compute_what_the_reference_does(
+    folder: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = PagedDriver(folder, dtype="bfloat16")
+    ops = compiled.backend._ops
+    if not isinstance(ops, CpuOps):
+        pytest.skip("nothing is compiled on this machine")
+    same_products = SimpleNamespace(**{**vars(reference), "linear": ops.linear})  # torch's own would round to bfloat16
+    monkeypatch.setattr(paged_backend, "select_ops", lambda device, dtype: same_products)
+    plain = PagedDriver(folder, dtype="bfloat16")
+    for driver in (compiled, plain):
+        driver.generate(prompts, 1, chunk=6)
+    for ours, expected in zip(compiled.sampler.logits, plain.sampler.logits, strict=True):
+        torch.testing.assert_close(ours, expected, atol=2e-3 * expected.abs().max().item(), rtol=0)  # the cache may round the other way
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
