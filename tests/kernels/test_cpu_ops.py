@@ -131,19 +131,15 @@ def test_large_scores_do_not_overflow(ops: CpuOps) -> None:
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_attention_is_the_same_bits_in_every_batch_chunk_and_thread_count(ops: CpuOps, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [(1, 40), (9, 30), (1, 3)]
-    cache, q = Cache(rows, 1, 64, 4, window=20), random(11, 4, 64)
+def test_decode_attention_is_the_same_bits_in_every_batch_and_thread_count(ops: CpuOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = [40, 3, 30, 21]
+    cache, q = Cache([(1, length) for length in lengths], 1, 64, 4, window=20), random(4, 4, 64)
     together, _ = cache.attend(ops, q)
-    for token, (row, position) in enumerate([(0, 39), *((1, p) for p in range(21, 30)), (2, 2)]):
-        bound = ops.bind_attention(
-            cache.tables[row : row + 1],
-            torch.tensor([0, 1], dtype=torch.int32),
-            torch.tensor([position + 1], dtype=torch.int32),
-            cache.window,
-            cache.block_size,
-        )
-        assert torch.equal(bound(q[token : token + 1], cache.key, cache.value, 0.3), together[token : token + 1])
+    first_only = torch.tensor([0, 1], dtype=torch.int32)
+    for row in range(4):
+        one = slice(row, row + 1)
+        alone = ops.bind_attention(cache.tables[one], first_only, cache.seq_lens[one], cache.window, cache.block_size)
+        assert torch.equal(alone(q[one], cache.key, cache.value, 0.3), together[one])
     threads = torch.get_num_threads()
     monkeypatch.setattr(cpu_jit, "GRAIN", 1)
     try:

@@ -1,26 +1,24 @@
-"""Paged attention on the CPU: `reference.paged_attention`, read straight from the bfloat16 cache through the block tables.
+"""Paged attention of rows with one new token, on the CPU: read straight from the bfloat16 cache through the block tables.
 
-An item is one token's query heads, or some of them, of one KV head. Keys are taken in tiles at fixed positions of the sequence, with
-the online softmax of FlashAttention (arXiv:2205.14135). A token's result depends on its own row only, not on how the row was cut into
-chunks: decoded, prefilled and recomputed, it is the same bits.
+An item is a row's query heads, or some of them, of one KV head. Keys are taken in tiles at fixed positions of the sequence, with the
+online softmax of FlashAttention (arXiv:2205.14135). Longer rows are better served by matrix products, which `reference` leaves to torch.
 """
 
-from inference_server.kernels.cpu_code import BFloats, Code, Float, Floats, Int, Int32s, Ints
+from inference_server.kernels.cpu_code import BFloats, Code, Float, Floats, Int, Int32s
 
 TILE = 16  # keys of one step of the online softmax
 TOGETHER = 8  # keys of a tile in one loop over head_dim: as many sums or factors as registers hold beside their operands
 MAX_ITEM_HEADS = 64
 
 
-def paged_attention(
+def decode_attention(
     code: Code,
     item: Int,
     q: Floats,
     key: BFloats,
     value: BFloats,
     tables: Int32s,
-    rows: Ints,
-    positions: Ints,
+    seq_lens: Int32s,
     out: Floats,
     num_heads: Int,
     num_kv_heads: Int,
@@ -32,16 +30,16 @@ def paged_attention(
     window: Int,
     scale: Float,
 ) -> None:
-    """q, out `[tokens, num_heads, head_dim]`; rows, positions `[tokens]`: each token's row of tables and place in its sequence.
+    """q, out `[rows, num_heads, head_dim]`; tables `[rows, table_width]`; the rest as in `reference.paged_attention`.
 
-    item_heads divides num_heads / num_kv_heads; items = tokens * num_heads / item_heads. window: at least 1.
+    item_heads divides num_heads / num_kv_heads; items = rows * num_heads / item_heads. window: at least 1.
     """
-    token = item * item_heads // num_heads
+    row = item * item_heads // num_heads
     first_head = item * item_heads % num_heads
     kv_head = first_head // (num_heads // num_kv_heads)
-    position = positions[token]
+    position = seq_lens[row] - 1
     oldest = code.select(position < window, code.integer(0), position - window + 1)
-    start = (token * num_heads + first_head) * head_dim
+    start = (row * num_heads + first_head) * head_dim
     queries: Floats = q + start
     sums: Floats = out + start  # of values, each weighted by exp(score - maximum of its head)
     maxima, totals = code.floats(MAX_ITEM_HEADS), code.floats(MAX_ITEM_HEADS)
@@ -50,7 +48,7 @@ def paged_attention(
     with code.loop(item_heads * head_dim) as i:
         sums[i] = code.number(0.0)
 
-    table: Int32s = tables + rows[token] * table_width
+    table: Int32s = tables + row * table_width
     offsets, weights = code.ints(TILE), code.floats(TILE)
     with code.loop(position + 1, start=oldest // TILE * TILE, step=TILE) as first_key:
         with code.loop(TILE) as j:

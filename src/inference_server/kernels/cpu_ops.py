@@ -1,22 +1,22 @@
 """`CpuOps`: the operations of a forward on compiled CPU kernels, for float32 activations over a bfloat16 cache.
 
-A call costs a few microseconds, where the same in PyTorch is ten small operations of one or two each. Every result is the same bits
-for any batch, chunking and thread count.
+A call costs a few microseconds, where the same in PyTorch is ten small operations of one or two each. A decoded token's result is the
+same bits for any batch and thread count.
 """
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from inference_server.kernels.cpu_attention import MAX_ITEM_HEADS, paged_attention
+from inference_server.kernels.cpu_attention import MAX_ITEM_HEADS, decode_attention
 from inference_server.kernels.cpu_gated import gated_gelu_tanh, gated_silu
 from inference_server.kernels.cpu_jit import CompiledKernel, can_compile, compile_kernels, num_threads, trace
 from inference_server.kernels.cpu_linear import pack_linear, panel_kernel
 from inference_server.kernels.cpu_norm import add_rms_norm, rms_norm
 from inference_server.kernels.cpu_rotary import norm_rotate_store
 from inference_server.kernels.ops import Activation, KVSlots, Linear
+from inference_server.kernels.reference import PagedAttention
 
 _NO_WINDOW = 1 << 62
 
@@ -25,7 +25,7 @@ def compile_cpu_ops() -> "CpuOps | None":
     """Compiles the kernels for this machine (about half a second), or returns None where that cannot be done."""
     if not can_compile():
         return None
-    kernels = (rms_norm, add_rms_norm, norm_rotate_store, paged_attention, gated_gelu_tanh, gated_silu)
+    kernels = (rms_norm, add_rms_norm, norm_rotate_store, decode_attention, gated_gelu_tanh, gated_silu)
     panel = panel_kernel()
     return CpuOps(compile_kernels([*(trace(kernel) for kernel in kernels), *([panel] if panel else [])]))
 
@@ -37,7 +37,7 @@ class CpuOps:
         self._rms_norm = kernels["rms_norm"]
         self._add_rms_norm = kernels["add_rms_norm"]
         self._norm_rotate_store = kernels["norm_rotate_store"]
-        self._paged_attention = kernels["paged_attention"]
+        self._decode_attention = kernels["decode_attention"]
         self._gated = {activation: kernels[f"gated_{activation}"] for activation in Activation}
         self._panel_linear = kernels.get("panel_linear")
 
@@ -79,7 +79,7 @@ class CpuOps:
     def bind_attention(
         self, block_tables: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, window: int | None, block_size: int
     ) -> "CpuAttention":
-        return CpuAttention(self._paged_attention, block_tables, cu_seqlens_q, seq_lens, window)
+        return CpuAttention(self._decode_attention, block_tables, cu_seqlens_q, seq_lens, window, block_size)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
@@ -89,31 +89,44 @@ class CpuOps:
 
 
 class CpuAttention:
-    """`reference.paged_attention` for the rows of one step. Where tokens lie in their sequences is worked out once, for all layers."""
+    """`reference.paged_attention` for the rows of one step: the leading rows of one token by the kernel, the others by the reference."""
 
-    def __init__(self, kernel: CompiledKernel, block_tables: Tensor, cu_seqlens_q: Tensor, seq_lens: Tensor, window: int | None) -> None:
-        starts, lengths = cu_seqlens_q.numpy(), seq_lens.numpy()  # numpy: a fifth of torch's time for so few numbers
-        counts = starts[1:] - starts[:-1]
-        rows = np.arange(len(counts)).repeat(counts)
+    def __init__(
+        self,
+        kernel: CompiledKernel,
+        block_tables: Tensor,
+        cu_seqlens_q: Tensor,
+        seq_lens: Tensor,
+        window: int | None,
+        block_size: int,
+    ) -> None:
+        starts = cu_seqlens_q.tolist()
+        self._num_single = single = next((row for row, start in enumerate(starts) if start != row), len(starts)) - 1
         self._kernel = kernel
-        self._tables = block_tables.contiguous()
-        self._rows = torch.from_numpy(rows)  # [tokens]
-        positions = np.arange(len(rows)) + (lengths - starts[1:])[rows]
-        self._positions = torch.from_numpy(positions)  # [tokens]
+        self._tables, self._seq_lens = block_tables.contiguous(), seq_lens
         self._window = window or _NO_WINDOW
-        self._num_keys = int(np.minimum(positions + 1, self._window).sum())  # read by one query head of every token
+        self._num_keys = sum(min(length, self._window) for length in seq_lens[:single].tolist())
+        self._chunks = None
+        if single < len(starts) - 1:
+            self._chunks = PagedAttention(block_tables[single:], cu_seqlens_q[single:] - single, seq_lens[single:], window, block_size)
 
     def __call__(self, q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        tokens, num_heads, head_dim = q.shape
+        out = torch.empty_like(q)
+        if self._num_single:
+            self._decode(q, key, value, out, scale)
+        if self._chunks is not None:
+            out[self._num_single :] = self._chunks(q[self._num_single :], key, value, scale)
+        return out
+
+    def _decode(self, q: Tensor, key: Tensor, value: Tensor, out: Tensor, scale: float) -> None:
+        num_heads, head_dim = q.shape[1:]
         _, block_size, num_kv_heads, _ = key.shape
-        out = torch.empty(tokens, num_heads, head_dim)
         group, work = num_heads // num_kv_heads, 2 * self._num_keys * num_heads * head_dim
         # Heads that share a KV head read it once, together, unless that leaves threads without work.
-        item_heads = group if tokens * num_kv_heads >= num_threads(work) and group <= MAX_ITEM_HEADS else 1
-        addresses = _floats(q), _cache(key), _cache(value), self._tables.data_ptr(), self._rows.data_ptr(), self._positions.data_ptr()
+        item_heads = group if self._num_single * num_kv_heads >= num_threads(work) and group <= MAX_ITEM_HEADS else 1
+        addresses = _floats(q), _cache(key), _cache(value), self._tables.data_ptr(), self._seq_lens.data_ptr(), _floats(out)
         sizes = num_heads, num_kv_heads, head_dim, item_heads, block_size, key.stride(0), self._tables.shape[1], self._window
-        self._kernel(work, tokens * num_heads // item_heads, *addresses, _floats(out), *sizes, scale)
-        return out
+        self._kernel(work, self._num_single * num_heads // item_heads, *addresses, *sizes, scale)
 
 
 def _floats(x: Tensor) -> int:
