@@ -41,17 +41,24 @@ class PagedDriver:
     """Runs prompts to the end through launch, sample and collect."""
 
     def __init__(
-        self, folder: Path, block_size: int = 4, num_blocks: int = 200, seed: int = 0, max_batch_size: int = 16, device: str = "cpu"
+        self,
+        folder: Path,
+        block_size: int = 4,
+        num_blocks: int = 200,
+        seed: int = 0,
+        max_batch_size: int = 16,
+        device: str = "cpu",
+        dtype: str = "float32",
     ) -> None:
         self.sampler = RecordingSampler()
-        self.backend = PagedBackend(options(max_batch_size, device=device), folder, open_checkpoint, self.sampler)
+        self.backend = PagedBackend(options(max_batch_size, dtype, device), folder, open_checkpoint, self.sampler)
         self.spec = self.backend.load()
         self.layout = KVLayout.from_num_blocks(self.spec.groups, block_size, num_blocks)
         self.backend.allocate(self.layout)
         self.sampler.logits.clear()
         assert self.backend._kv is not None
         self.kv = self.backend._kv
-        self.kv.arena.view(torch.float32).fill_(torch.nan)
+        self.kv.arena.view(self.kv.dtype).fill_(torch.nan)
         slabs = range(1, self.layout.num_slabs)
         share = len(slabs) // len(self.spec.groups)
         self.free = []

@@ -8,6 +8,7 @@ from inference_server.core.kv_layout import KVLayout, LayerGroup
 from inference_server.core.plan import StepPlan
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
+from inference_server.kernels import reference
 
 BLOCK = 4
 NEWEST = torch.tensor([100, 101, 102, 103])
@@ -16,7 +17,8 @@ NEWEST = torch.tensor([100, 101, 102, 103])
 @pytest.fixture
 def batch() -> InputBatch:
     groups = (LayerGroup((1,), 1, 8, 4), LayerGroup((0,), 1, 8, 4, window=6))
-    return InputBatch(KVLayout(groups, BLOCK, num_slabs=50), max_slots=4, max_model_len=64, device=torch.device("cpu"))
+    layout = KVLayout(groups, BLOCK, num_slabs=50)
+    return InputBatch(layout, max_slots=4, max_model_len=64, device=torch.device("cpu"), ops=reference)
 
 
 def make(tokens: list[int], slot: int, *tables: list[int]) -> ScheduledRequest:

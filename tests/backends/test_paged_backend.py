@@ -3,18 +3,22 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from paged_driver import PagedDriver, RecordingSampler, options
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
+from inference_server.backends import paged_backend
 from inference_server.backends.paged_backend import PagedBackend
-from inference_server.backends.step_attention import select_attention
 from inference_server.checkpoints.safetensors_reader import open_checkpoint
 from inference_server.core.errors import EngineDeadError, ModelLoadError, StepFailedError
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.plan import BlockCopy, StepPlan
+from inference_server.kernels import reference
+from inference_server.kernels.cpu_ops import CpuOps
+from inference_server.kernels.select_ops import select_ops
 
 NEW_TOKENS = 10
 LENGTHS = (1, 4, 5, 8, 9, 17, 31)  # around block (4) and window (8) edges
@@ -79,7 +83,7 @@ def test_the_attention_of_cuda_in_the_interpreter(folder: Path, prompts: list[li
     pytest.importorskip("triton", reason="triton is not installed: its kernels exist on Linux only")
     driver = PagedDriver(folder)
     assert driver.backend._batch is not None
-    driver.backend._batch._bind_attention = select_attention(torch.device("cuda"), driver.layout.block_size)
+    driver.backend._batch._ops = select_ops(torch.device("cuda"), torch.float32)
     assert driver.generate(prompts[3:6], 3, chunk=6) == [tokens[:3] for tokens in expected[3:6]]
 
 
@@ -97,6 +101,34 @@ def test_chunked_prefill_beside_decodes_gives_the_same_tokens(
     folder: Path, prompts: list[list[int]], expected: list[list[int]], chunk: int
 ) -> None:
     assert PagedDriver(folder, seed=chunk).generate(prompts, NEW_TOKENS, chunk=chunk) == expected
+
+
+def test_compiled_operations_give_the_same_bits_alone_and_batched(folder: Path, prompts: list[list[int]]) -> None:
+    alone, together = PagedDriver(folder, dtype="bfloat16"), PagedDriver(folder, seed=1, dtype="bfloat16")
+    if not isinstance(alone.backend._ops, CpuOps):
+        pytest.skip("nothing is compiled on this machine")
+    prompts = [prompt[:1] for prompt in prompts]  # decoded from the start
+    for prompt in prompts:
+        alone.generate([prompt], NEW_TOKENS)
+    together.generate(prompts, NEW_TOKENS)
+    apart = torch.cat(alone.sampler.logits).unflatten(0, (len(prompts), NEW_TOKENS))
+    assert torch.equal(torch.stack(together.sampler.logits, dim=1), apart)
+
+
+def test_compiled_operations_compute_what_the_reference_does(
+    folder: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = PagedDriver(folder, dtype="bfloat16")
+    ops = compiled.backend._ops
+    if not isinstance(ops, CpuOps):
+        pytest.skip("nothing is compiled on this machine")
+    same_products = SimpleNamespace(**{**vars(reference), "linear": ops.linear})  # torch's own would round to bfloat16
+    monkeypatch.setattr(paged_backend, "select_ops", lambda device, dtype: same_products)
+    plain = PagedDriver(folder, dtype="bfloat16")
+    for driver in (compiled, plain):
+        driver.generate(prompts, 1, chunk=6)
+    for ours, expected in zip(compiled.sampler.logits, plain.sampler.logits, strict=True):
+        torch.testing.assert_close(ours, expected, atol=2e-3 * expected.abs().max().item(), rtol=0)  # the cache may round the other way
 
 
 @pytest.mark.parametrize("block_size", [1, 16])

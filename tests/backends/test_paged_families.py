@@ -4,12 +4,17 @@ Their groups differ in heads and head size, layers without KV read another's, an
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from paged_driver import PagedDriver
 from tiny_models import TINY
 from transformers import PreTrainedModel
+
+from inference_server.backends import paged_backend
+from inference_server.kernels import reference
+from inference_server.kernels.cpu_ops import CpuOps
 
 NEW_TOKENS = 7
 LENGTHS = (1, 4, 9, 17, 31)  # around block (4) and window (8) edges
@@ -42,6 +47,23 @@ def test_alone_batched_chunked_resumed_and_overlapped_give_the_tokens_of_transfo
     again = PagedDriver(tmp_path, seed=2, block_size=16, num_blocks=100).generate(resumed, NEW_TOKENS - 3, chunk=13)
     assert again == [known[3:] for known in tokens]
     assert PagedDriver(tmp_path, seed=3).generate_overlapped(PROMPTS, NEW_TOKENS) == tokens
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_compiled_operations_compute_what_the_reference_does(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny(name, tmp_path)
+    compiled = PagedDriver(tmp_path, dtype="bfloat16")
+    ops = compiled.backend._ops
+    if not isinstance(ops, CpuOps):
+        pytest.skip("nothing is compiled on this machine")
+    same_products = SimpleNamespace(**{**vars(reference), "linear": ops.linear})  # torch's own would round to bfloat16
+    monkeypatch.setattr(paged_backend, "select_ops", lambda device, dtype: same_products)
+    plain = PagedDriver(tmp_path, dtype="bfloat16")
+    for driver in (compiled, plain):
+        driver.generate(PROMPTS, 1, chunk=6)
+    ours, expected = torch.cat(compiled.sampler.logits), torch.cat(plain.sampler.logits)
+    errors = (ours - expected).abs().amax(-1) / expected.abs().amax(-1)
+    assert errors.median() < 1e-2  # a cached value that rounds the other way may move a single row by several times that
 
 
 @pytest.mark.gpu

@@ -1,21 +1,20 @@
 """The packed bfloat16 linear layer: exact to float32 rounding, the same bits for any batch, and a choice that falls back to torch."""
 
-import builtins
-from typing import Any
-
 import pytest
 import torch
 
 from inference_server.kernels import cpu_linear
-from inference_server.kernels.cpu_linear import PackedLinear, PanelKernel, StockLinear, compile_panel_kernel, pack_linear
+from inference_server.kernels.cpu_jit import CompiledKernel, can_compile, compile_kernels
+from inference_server.kernels.cpu_linear import PackedLinear, pack_linear, panel_kernel
+from inference_server.kernels.reference import StockLinear
 
 
 @pytest.fixture(scope="module")
-def kernel() -> PanelKernel:
-    kernel = compile_panel_kernel()
-    if kernel is None:
+def kernel() -> CompiledKernel:
+    source = panel_kernel() if can_compile() else None
+    if source is None:
         pytest.skip("torch's own matmul is used on this machine")
-    return kernel
+    return compile_kernels([source])["panel_linear"]
 
 
 def random_weight(num_features: int, k: int, seed: int = 0) -> torch.Tensor:
@@ -28,7 +27,7 @@ def random_rows(m: int, k: int, seed: int = 1) -> torch.Tensor:
 
 @pytest.mark.parametrize(("num_features", "k"), [(1, 1), (31, 7), (32, 640), (33, 100), (640, 2048), (1536, 640)])
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 6, 7, 8, 13, 64])
-def test_matches_float64(kernel: PanelKernel, num_features: int, k: int, m: int) -> None:
+def test_matches_float64(kernel: CompiledKernel, num_features: int, k: int, m: int) -> None:
     weight, x = random_weight(num_features, k), random_rows(m, k)
     y = pack_linear(weight, kernel)(x)
     exact = x.double() @ weight.double().T
@@ -37,7 +36,7 @@ def test_matches_float64(kernel: PanelKernel, num_features: int, k: int, m: int)
     assert ((y - exact).abs() <= 4 * k**0.5 * torch.finfo(torch.float32).eps * bound).all()
 
 
-def test_a_row_is_the_same_bits_in_every_batch(kernel: PanelKernel) -> None:
+def test_a_row_is_the_same_bits_in_every_batch(kernel: CompiledKernel) -> None:
     linear, x = pack_linear(random_weight(96, 640), kernel), random_rows(29, 640)
     alone = torch.cat([linear(row[None]) for row in x])
     for m in range(1, 30):
@@ -45,7 +44,7 @@ def test_a_row_is_the_same_bits_in_every_batch(kernel: PanelKernel) -> None:
         assert torch.equal(linear(x[29 - m :]), alone[29 - m :])
 
 
-def test_thread_count_does_not_change_the_result(kernel: PanelKernel) -> None:
+def test_thread_count_does_not_change_the_result(kernel: CompiledKernel) -> None:
     linear, x = pack_linear(random_weight(2048, 64), kernel), random_rows(5, 64)
     threads, results = torch.get_num_threads(), []
     try:
@@ -57,14 +56,14 @@ def test_thread_count_does_not_change_the_result(kernel: PanelKernel) -> None:
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
-def test_neighbours_do_not_leak(kernel: PanelKernel) -> None:
+def test_neighbours_do_not_leak(kernel: CompiledKernel) -> None:
     linear, x = pack_linear(random_weight(64, 32), kernel), random_rows(4, 32)
     poisoned = x.clone()
     poisoned[[0, 2, 3]] = torch.nan
     assert torch.equal(linear(poisoned)[1], linear(x)[1])
 
 
-def test_dtypes_and_strides(kernel: PanelKernel) -> None:
+def test_dtypes_and_strides(kernel: CompiledKernel) -> None:
     weight, x = random_weight(48, 40), random_rows(3, 80).to(torch.bfloat16)[:, ::2]
     linear = pack_linear(weight, kernel)
     y = linear(x)
@@ -73,7 +72,7 @@ def test_dtypes_and_strides(kernel: PanelKernel) -> None:
     assert torch.equal(y, linear(x.float()).to(torch.bfloat16))
 
 
-def test_edges(kernel: PanelKernel) -> None:
+def test_edges(kernel: CompiledKernel) -> None:
     linear = pack_linear(random_weight(48, 40), kernel)
     assert linear(torch.empty(0, 40)).shape == (0, 48)
     with pytest.raises(ValueError, match=r"expected \[M, 40\]"):
@@ -82,13 +81,13 @@ def test_edges(kernel: PanelKernel) -> None:
         linear(torch.zeros(40))
 
 
-def test_rows_are_the_weights(kernel: PanelKernel) -> None:
+def test_rows_are_the_weights(kernel: CompiledKernel) -> None:
     weight = random_weight(77, 24)
     ids = torch.tensor([0, 76, 8, 7, 15, 16, 33, 8])
     assert torch.equal(pack_linear(weight, kernel).rows(ids), weight[ids])
 
 
-def test_only_bfloat16_weights_are_packed(kernel: PanelKernel) -> None:
+def test_only_bfloat16_weights_are_packed(kernel: CompiledKernel) -> None:
     weight = random_weight(48, 40)
     assert isinstance(pack_linear(weight, kernel), PackedLinear)
     assert isinstance(pack_linear(weight.float(), kernel), StockLinear)
@@ -103,18 +102,8 @@ def test_stock_is_torch() -> None:
     assert rounded(x, torch.float32).dtype == torch.float32
 
 
-def test_no_kernel_without_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = builtins.__import__
-
-    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("llvmlite"):
-            raise ImportError(name)
-        return original(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    assert compile_panel_kernel() is None
-
-
 def test_no_kernel_where_torch_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not can_compile():
+        pytest.skip("nothing is compiled on this machine")
     monkeypatch.setattr(cpu_linear.torch.cpu, "_is_amx_tile_supported", lambda: True)
-    assert compile_panel_kernel() is None
+    assert panel_kernel() is None

@@ -6,6 +6,7 @@ from attention_case import Case
 from torch import Tensor
 
 from inference_server.kernels import reference
+from inference_server.kernels.ops import Activation
 from inference_server.kernels.reference import moe_experts, paged_attention, rms_norm, rope, route
 
 BLOCK = 4
@@ -111,5 +112,5 @@ def test_experts_equal_the_definition_and_only_chosen_ones_are_read() -> None:
         for expert, share in zip(ids, shares, strict=True):
             gate, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
             expected[token] += share * (down[expert].double() @ (torch.nn.functional.silu(gate) * up))
-    out = moe_experts(x, gate_up, down, expert_ids, weights, torch.nn.functional.silu)
+    out = moe_experts(x, gate_up, down, expert_ids, weights, Activation.SILU)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inference_server.backends.step_attention import select_attention
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.plan import StepPlan
 from inference_server.core.request import ScheduledRequest
+from inference_server.kernels.ops import Ops
 from inference_server.kernels.step_rows import StepRows
 from inference_server.models.attention import AttentionMetadata, GroupMetadata
 
@@ -36,14 +36,14 @@ class ModelInputs:
 class InputBatch:
     """Builds `ModelInputs`. One for each arena; slots run from 0 to max_slots, exclusive."""
 
-    def __init__(self, layout: KVLayout, max_slots: int, max_model_len: int, device: torch.device) -> None:
+    def __init__(self, layout: KVLayout, max_slots: int, max_model_len: int, device: torch.device, ops: Ops) -> None:
         self.device = device
+        self._ops = ops
         self._block_size = layout.block_size
         self._windows = [group.window for group in layout.groups]
         width = ceil(max_model_len / layout.block_size)
         self._tables = [np.zeros((max_slots, width), dtype=np.int32) for _ in layout.groups]
         self._known = [[0] * max_slots for _ in layout.groups]  # block ids copied, by group and slot
-        self._bind_attention = select_attention(device, layout.block_size)
         self._tenants: list[ScheduledRequest | None] = [None] * max_slots
         self._stays = [0] * max_slots  # the tenant's preemptions when its blocks were copied: it returns with others
 
@@ -68,7 +68,8 @@ class InputBatch:
         for table, window in zip(self._tables, self._windows, strict=True):
             slot_mapping = self._to_device(self._slot_mapping(table, slots.repeat(counts), positions))
             block_tables = self._to_device(table[slots, :width])
-            groups.append(GroupMetadata(slot_mapping, block_tables, window, self._bind_attention(block_tables, rows, window)))
+            attention = self._ops.bind_attention(block_tables, rows, window, self._block_size)
+            groups.append(GroupMetadata(slot_mapping, block_tables, window, attention))
         metadata = AttentionMetadata(
             groups=tuple(groups),
             cu_seqlens_q=cu_seqlens_q,

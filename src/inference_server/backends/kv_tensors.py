@@ -27,25 +27,24 @@ class KVTensors:
         self.dtype = dtype
         self.arena = _zero_bytes(layout.arena_bytes, torch.device(device))
         self._blocks: list[Tensor] = []  # by group: [num_blocks, layers, 2, block_size, num_kv_heads, head_dim]
-        self._place: dict[int, tuple[int, int]] = {}  # layer: (group, index in the group)
+        self._layers: dict[int, tuple[int, Tensor, Tensor]] = {}  # layer: (group, keys, values)
         for g, group in enumerate(layout.groups):
             shape = (layout.num_blocks(g), len(group.layers), 2, layout.block_size, group.num_kv_heads, group.head_dim)
-            self._blocks.append(self.arena.view(dtype).view(shape))
-            self._place.update({layer: (g, index) for index, layer in enumerate(group.layers)})
+            blocks = self.arena.view(dtype).view(shape)
+            self._blocks.append(blocks)
+            self._layers.update({layer: (g, blocks[:, i, 0], blocks[:, i, 1]) for i, layer in enumerate(group.layers)})
 
     def group_of(self, layer: int) -> int:
         """The group whose block table serves the layer. KeyError for a layer that owns no KV."""
-        return self._place[layer][0]
+        return self._layers[layer][0]
 
     def key(self, layer: int) -> Tensor:
         """[num_blocks, block_size, num_kv_heads, head_dim], writable; the stride between blocks spans all layers of the group."""
-        group, index = self._place[layer]
-        return self._blocks[group][:, index, 0]
+        return self._layers[layer][1]
 
     def value(self, layer: int) -> Tensor:
         """As `key`."""
-        group, index = self._place[layer]
-        return self._blocks[group][:, index, 1]
+        return self._layers[layer][2]
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks, all layers of the group, in order: a later copy may reuse an earlier one's source or target."""

@@ -6,7 +6,6 @@ logits of the rows that sample, their tokens. What a row may attend to is the pl
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +22,8 @@ from inference_server.core.options import ModelOptions
 from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.kernels.cpu_linear import compile_panel_kernel, pack_linear
+from inference_server.kernels.ops import Ops
+from inference_server.kernels.select_ops import select_ops
 from inference_server.models.registry import Model, find_family, read_config
 from inference_server.models.weights import RandomWeights, TensorSource, Weights
 
@@ -55,6 +55,7 @@ class PagedBackend:
         self._open_checkpoint = open_checkpoint
         self._sampler = sampler
         self._device = torch.device("cpu")
+        self._ops: Ops | None = None
         self._max_model_len = 0
         self._model: Model | None = None
         self._kv: KVTensors | None = None
@@ -71,9 +72,10 @@ class PagedBackend:
         dtype = select_dtype(self._options.dtype)
         if self._device.type == "cpu":
             use_available_cores()
+        ops = self._ops = select_ops(self._device, dtype)
         config = family.config_from_dict(config_dict)
         try:
-            weights = self._open_weights(dtype)
+            weights = self._open_weights(dtype, ops)
             self._model = family.model(config, weights)
         except (CheckpointError, torch.OutOfMemoryError) as error:
             raise ModelLoadError(str(error).splitlines()[0]) from error
@@ -92,13 +94,14 @@ class PagedBackend:
 
     def allocate(self, layout: KVLayout) -> None:
         """Raises ModelLoadError when the arena does not fit."""
+        assert self._ops is not None, "load comes first"
         dtype = select_dtype(self._options.dtype)
         max_slots = self._options.max_batch_size
         try:
             self._kv = KVTensors(layout, dtype, self._device)
         except (RuntimeError, MemoryError) as error:
             raise ModelLoadError(f"a KV arena of {layout.arena_bytes / 2**30:.1f} GiB does not fit on {self._device}") from error
-        self._batch = InputBatch(layout, max_slots, self._max_model_len, self._device)
+        self._batch = InputBatch(layout, max_slots, self._max_model_len, self._device, self._ops)
         self._last_token_ids = torch.zeros(max_slots, dtype=torch.int64, device=self._device)
         self._warm_up(len(layout.groups))
 
@@ -140,12 +143,10 @@ class PagedBackend:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _open_weights(self, dtype: torch.dtype) -> Weights:
-        kernel = compile_panel_kernel() if self._device.type == "cpu" and dtype == torch.bfloat16 else None
-        make_linear = partial(pack_linear, kernel=kernel)
+    def _open_weights(self, dtype: torch.dtype, ops: Ops) -> Weights:
         if self._options.load_format == "dummy":
-            return RandomWeights(self._device, dtype, make_linear)
-        return Weights(self._open_checkpoint(self._folder), self._device, dtype, make_linear)
+            return RandomWeights(self._device, dtype, ops)
+        return Weights(self._open_checkpoint(self._folder), self._device, dtype, ops)
 
     def _warm_up(self, num_groups: int) -> None:
         """One token, then two, their KV in the null block, so that no request waits for a library's first call or a kernel's compiler."""

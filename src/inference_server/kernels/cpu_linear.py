@@ -11,15 +11,15 @@ so one load feeds two vectors with a shift and a mask. Lanes are outputs and k r
 same bits for any batch size, neighbours or thread count. `StockLinear`, used everywhere else, promises no such thing.
 """
 
-import ctypes
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from inference_server.kernels.cpu_jit import CompiledKernel, KernelSource
+from inference_server.kernels.ops import Linear
+from inference_server.kernels.reference import StockLinear
 
 LANES = 8  # float32 lanes of a 256-bit register
 PANEL = 2 * LANES  # output features of a panel
@@ -29,57 +29,10 @@ MAX_ROWS = 6  # 6 rows x 2 vectors of accumulators, and the operands, fill the 1
 PREFETCH_BYTES = 4096  # how far ahead of its use a weight is requested
 
 
-class Linear(Protocol):
-    """`y = x @ W.T` for a fixed weight `[N, K]`."""
-
-    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        """Maps `x` `[M, K]` to `[M, N]` in `out_dtype`, by default that of `x`."""
-        ...
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """Returns the weight rows `[T, K]` of `ids` `[T]`: the embedding lookup of a tied output head."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class StockLinear:
-    """torch's own linear layer; the weight is kept as it is."""
-
-    weight: Tensor
-
-    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        return functional.linear(x.to(self.weight.dtype), self.weight).to(out_dtype or x.dtype)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return functional.embedding(ids, self.weight)
-
-
-class PanelKernel:
-    """The compiled kernel; one serves every weight."""
-
-    def __init__(self, engine: Any, openmp: ctypes.CDLL) -> None:
-        self._engine = engine  # owns the machine code
-        self._worker = ctypes.c_void_p(engine.get_function_address("worker"))
-        self._parallel = openmp.GOMP_parallel
-        self._parallel.restype = None
-        self._parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-
-    def __call__(self, panels: Tensor, x: Tensor, y: Tensor) -> None:
-        """Writes `x @ W.T` to `y`, unchecked: all contiguous, M > 0, P even.
-
-        `panels` is `[P, K, 8, 2]` bfloat16, `x` `[M, K]` and `y` `[M, 16 P]` float32.
-        """
-        num_panels, k = panels.shape[:2]
-        task = (ctypes.c_int64 * len(TASK))(
-            0, num_panels // BLOCK_PANELS, panels.data_ptr(), x.data_ptr(), y.data_ptr(), k, x.shape[0], y.shape[1]
-        )
-        self._parallel(self._worker, ctypes.addressof(task), torch.get_num_threads(), 0)
-
-
 class PackedLinear:
     """A bfloat16 weight in panels. Holds the only copy that is needed: `rows` reads the panels too."""
 
-    def __init__(self, weight: Tensor, kernel: PanelKernel) -> None:
+    def __init__(self, weight: Tensor, kernel: CompiledKernel) -> None:
         self._kernel = kernel
         self._num_features, self._k = weight.shape
         padded = functional.pad(weight, (0, 0, 0, -self._num_features % BLOCK))
@@ -90,10 +43,12 @@ class PackedLinear:
         if x.ndim != 2 or x.shape[1] != self._k:
             raise ValueError(f"expected [M, {self._k}], got {list(x.shape)}")
         y = torch.empty(x.shape[0], self._panels.shape[0] * PANEL)
-        if x.shape[0]:
-            self._kernel(self._panels, x.float().contiguous(), y)
+        if rows := x.shape[0]:
+            x32 = x.float().contiguous()
+            addresses = self._panels.data_ptr(), x32.data_ptr(), y.data_ptr()
+            self._kernel(y.numel() * self._k, y.shape[1] // BLOCK, *addresses, self._k, rows, y.shape[1])
         if y.shape[1] != self._num_features:
-            y = y[:, : self._num_features]
+            y = y[:, : self._num_features].contiguous()
         dtype = out_dtype or x.dtype
         return y if dtype is torch.float32 else y.to(dtype)
 
@@ -101,40 +56,25 @@ class PackedLinear:
         return self._panels[ids // PANEL, :, ids % LANES, ids % PANEL // LANES]
 
 
-def pack_linear(weight: Tensor, kernel: PanelKernel | None) -> Linear:
+def pack_linear(weight: Tensor, kernel: CompiledKernel | None) -> Linear:
     """Returns the linear layer for `weight` `[N, K]`: packed for a bfloat16 weight where there is a kernel, else torch's own."""
     if kernel is None or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
         return StockLinear(weight)
     return PackedLinear(weight, kernel)
 
 
-def compile_panel_kernel() -> PanelKernel | None:
-    """Compiles the kernel for this machine (about 0.1 s), or returns None where torch's own matmul is better or the kernel cannot run.
+def panel_kernel() -> KernelSource | None:
+    """The kernel that multiplies by panels, or None where torch's own matmul is better or it would be slow.
 
-    It needs Linux (an OpenMP runtime with the GNU entry point), AVX2 with FMA, and llvmlite; a CPU with AMX is left to torch.
+    It needs AVX2 with FMA, and llvmlite to ask for them; a CPU with AMX is left to torch.
+    An item is a block of outputs. Arguments: panels `[P, K, 8, 2]` bfloat16, x `[M, K]` and y `[M, 16 P]` float32, K, M > 0, 16 P.
     """
-    if sys.platform != "linux" or torch.cpu._is_amx_tile_supported():
-        return None
-    try:
-        import llvmlite.binding as llvm
-    except ImportError:
-        return None
-    openmp = ctypes.CDLL(None)  # torch has loaded its OpenMP runtime with global symbols
+    import llvmlite.binding as llvm
+
     features = llvm.get_host_cpu_features()
-    if not (features.get("avx2") and features.get("fma") and hasattr(openmp, "GOMP_parallel")):
+    if torch.cpu._is_amx_tile_supported() or not (features.get("avx2") and features.get("fma")):
         return None
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3)
-    module = llvm.parse_assembly("\n".join(_module_ir()))
-    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
-    passes.getModulePassManager().run(module, passes)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    return PanelKernel(engine, openmp)
-
-
-TASK = ("next_block", "num_blocks", "w", "x", "y", "k", "m", "n")  # the worker's argument: eight 64-bit fields
+    return KernelSource("panel_linear", ("ptr", "ptr", "ptr", "i64", "i64", "i64"), "\n".join(_module_ir()))
 
 
 def _module_ir() -> Iterator[str]:
@@ -143,25 +83,14 @@ def _module_ir() -> Iterator[str]:
     yield "declare i64 @llvm.smin.i64(i64, i64)"
     for rows in range(1, MAX_ROWS + 1):
         yield from _tile_ir(rows)
-    yield from _worker_ir()
+    yield from _item_ir()
 
 
-def _worker_ir() -> Iterator[str]:
-    """Each thread takes the next block of outputs until none is left, and walks the rows of x in tiles."""
-    yield "define void @worker(ptr %task) {\nentry:"
-    for index, field in enumerate(TASK[1:], start=1):
-        yield f"  %{field}.at = getelementptr i64, ptr %task, i64 {index}"
-        yield f"  %{field} = load {'ptr' if field in ('w', 'x', 'y') else 'i64'}, ptr %{field}.at"
-    yield f"""
-  %block_words = mul i64 %k, {BLOCK_PANELS * LANES}
-  br label %take
-take:
-  %block = atomicrmw add ptr %task, i64 1 monotonic
-  %valid = icmp slt i64 %block, %num_blocks
-  br i1 %valid, label %start, label %exit
-exit:
-  ret void
+def _item_ir() -> Iterator[str]:
+    """Walks the rows of x in tiles."""
+    yield f"""define void @panel_linear.item(i64 %block, ptr %w, ptr %x, ptr %y, i64 %k, i64 %m, i64 %n) {{
 start:
+  %block_words = mul i64 %k, {BLOCK_PANELS * LANES}
   %w.offset = mul i64 %block, %block_words
   %w.block = getelementptr i32, ptr %w, i64 %w.offset
   %y.offset = mul i64 %block, {BLOCK}
@@ -175,20 +104,22 @@ tile:
   %x.tile = getelementptr float, ptr %x, i64 %x.offset
   %y.row = mul i64 %row, %n
   %y.tile = getelementptr float, ptr %y.block, i64 %y.row
-  switch i64 %rows, label %exit [{" ".join(f"i64 {r}, label %rows{r}" for r in range(1, MAX_ROWS + 1))}]"""
+  switch i64 %rows, label %end [{" ".join(f"i64 {r}, label %rows{r}" for r in range(1, MAX_ROWS + 1))}]"""
     for rows in range(1, MAX_ROWS + 1):
         yield f"rows{rows}:\n  call void @tile{rows}(ptr %w.block, ptr %x.tile, ptr %y.tile, i64 %k, i64 %n)\n  br label %tile.end"
     yield """
 tile.end:
   %row.next = add i64 %row, %rows
   %again = icmp slt i64 %row.next, %m
-  br i1 %again, label %tile, label %take
+  br i1 %again, label %tile, label %end
+end:
+  ret void
 }"""
 
 
 def _tile_ir(rows: int) -> Iterator[str]:
-    """A tile is `rows` rows of x by one block; few rows take its panels together, to have enough independent sums in flight."""
-    together = BLOCK_PANELS if rows * BLOCK_PANELS <= MAX_ROWS else 1
+    """A tile is `rows` rows of x by one block; two rows or one take its panels together, to have enough independent sums in flight."""
+    together = BLOCK_PANELS if rows <= 2 else 1
     yield f"define internal void @tile{rows}(ptr noalias %w, ptr noalias %x, ptr noalias %y, i64 %k, i64 %n) {{\nentry:"
     yield f"  %panel_words = mul i64 %k, {LANES}"
     for r in range(rows):

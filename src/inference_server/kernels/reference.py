@@ -1,10 +1,11 @@
-"""The operations in plain PyTorch: what every faster kernel is checked against, and what the CPU serves with.
+"""The operations in plain PyTorch: the `Ops` that every faster set is checked against, and what serves where there is none.
 
 Attention computes in fp32 whatever the cache stores. It reads only slots that hold the row's own tokens, so stale memory, NaN
 included, never reaches a result; and rows of very different lengths are not padded to the longest.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -12,8 +13,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inference_server.kernels.ops import Activation, KVSlots, Linear
+from inference_server.kernels.step_rows import StepRows
+
 QUERY_CHUNK = 512  # queries of one row handled at a time: a mask is [QUERY_CHUNK, keys], never [tokens, tokens]
 PACK_KEYS = 2048  # keys of decode rows gathered at a time, padding included: few enough to stay in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class StockLinear:
+    """torch's own linear layer; the weight is kept as it is."""
+
+    weight: Tensor
+
+    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        return F.linear(x.to(self.weight.dtype), self.weight).to(out_dtype or x.dtype)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+
+def linear(weight: Tensor) -> Linear:
+    """The layer that multiplies by the transpose of `weight` [N, K]."""
+    return StockLinear(weight)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -25,6 +47,44 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     normed = (wide * wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()).mul_(weight)
     return normed if x.dtype is torch.float32 else normed.to(x.dtype)
+
+
+def add_rms_norm(
+    residual: Tensor, x: Tensor, weight: Tensor, next_weight: Tensor | None, eps: float, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """End a sublayer with the output x: its norm joins the residual stream, [tokens, size] all.
+
+    Returns the stream, `(residual + norm(x) * weight) * scale`, and what the next sublayer reads of it: its norm times next_weight,
+    or without one the stream again.
+    """
+    total = residual + rms_norm(x, weight, eps)
+    if scale != 1.0:
+        total = total * scale
+    return total, total if next_weight is None else rms_norm(total, next_weight, eps)
+
+
+def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate) * up, of gate and up side by side [tokens, 2 * size]; gelu by its tanh approximation (arXiv:1606.08415)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return (F.silu(gate) if activation is Activation.SILU else F.gelu(gate, approximate="tanh")) * up
+
+
+def norm_rotate_store(qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, slots: KVSlots | None) -> Tensor:
+    """From the qkv projection to what attention needs: queries returned [tokens, num_heads, head_dim], keys and values stored.
+
+    qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values; without `slots` queries only.
+    weight: fp32 [heads, head_dim], the norm of so many heads: of queries and keys, or of all. Queries and keys are rotated by `rope`.
+    """
+    heads = qkv.unflatten(1, (-1, weight.shape[1]))
+    num_kv_heads = slots.key.shape[2] if slots else 0
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    normed, rest = heads.split((len(weight), heads.shape[1] - len(weight)), dim=1)
+    normed = rms_norm(normed, weight, eps)
+    q, k = rope(normed[:, : num_heads + num_kv_heads], cos, sin).split((num_heads, num_kv_heads), dim=1)
+    if slots:
+        v = rest if rest.shape[1] else normed[:, num_heads + num_kv_heads :]
+        write_kv(slots.key, slots.value, k, v, slots.slot_mapping)
+    return q
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -43,9 +103,7 @@ def route(scores: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
     return expert_ids, weights / weights.sum(-1, keepdim=True) if normalize else weights
 
 
-def moe_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, expert_ids: Tensor, weights: Tensor, activation: Callable[[Tensor], Tensor]
-) -> Tensor:
+def moe_experts(x: Tensor, gate_up: Tensor, down: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation) -> Tensor:
     """For each token the weighted sum of its experts, each a gated MLP (arXiv:1701.06538). Experts that no token chose are not read.
 
     x: [tokens, hidden_size]. gate_up: [experts, 2 * size, hidden_size], gate first. down: [experts, hidden_size, size].
@@ -57,8 +115,7 @@ def moe_experts(
     for expert, choices in enumerate(by_expert):  # indices into the flat ids
         if len(choices):
             tokens = choices % len(x)
-            gate, up = F.linear(wide[tokens], gate_up[expert]).chunk(2, dim=-1)
-            y = F.linear(activation(gate) * up, down[expert])
+            y = F.linear(gated(F.linear(wide[tokens], gate_up[expert]), activation), down[expert])
             out.index_add_(0, tokens, y.float() * flat_weights[choices, None])
     return out.to(x.dtype)
 
@@ -92,6 +149,11 @@ def paged_attention(
     window: how many keys a query sees, its own included; None for all. Returns [tokens, num_heads, head_dim] in q's dtype.
     """
     return PagedAttention(block_tables, cu_seqlens_q.tolist(), seq_lens.tolist(), window, key.shape[1])(q, key, value, scale)
+
+
+def bind_attention(block_tables: Tensor, rows: StepRows, window: int | None, block_size: int) -> "PagedAttention":
+    """`paged_attention` for the rows of one step and one layer group: (q, key, value, scale) to the output."""
+    return PagedAttention(block_tables, rows.starts, rows.lengths, window, block_size)
 
 
 class _Read(NamedTuple):

@@ -3,13 +3,12 @@
 The backend builds one `AttentionMetadata` a step; every layer reads the part of its group. It is an argument, never a global.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from inference_server.kernels.reference import write_kv
+from inference_server.kernels.ops import Attention
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # the layer types of config.json
 
@@ -36,7 +35,7 @@ class GroupMetadata:
     slot_mapping: Tensor
     block_tables: Tensor
     window: int | None
-    attention: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    attention: Attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +52,3 @@ class AttentionMetadata:
     num_single: int
     max_query_len: int
     max_seq_len: int
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
-    """Store the new k, v [tokens, num_kv_heads, head_dim] of the layer, then attend: q and result [tokens, num_heads, head_dim]."""
-    write_kv(kv.key(layer), kv.value(layer), k, v, metadata.groups[kv.group_of(layer)].slot_mapping)
-    return attend_stored(q, layer, scale, metadata, kv)
-
-
-def attend_stored(q: Tensor, layer: int, scale: float, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
-    """Attend to what `layer` has stored, this step's tokens included: for a later layer that has no keys and values of its own."""
-    return metadata.groups[kv.group_of(layer)].attention(q, kv.key(layer), kv.value(layer), scale)

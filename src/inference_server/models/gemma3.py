@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from inference_server.core.kv_layout import LayerGroup
-from inference_server.kernels.reference import rope
-from inference_server.models.attention import FULL, SLIDING, AttentionMetadata, LayerKV, attend
+from inference_server.kernels.ops import Activation, KVSlots
+from inference_server.models.attention import FULL, SLIDING, AttentionMetadata, LayerKV
 from inference_server.models.fields import ConfigFields, RopeParameters
-from inference_server.models.layers import GatedMLP, RMSNorm, RotaryAngles, gelu_tanh, soft_cap
+from inference_server.models.layers import AddNorm, GatedMLP, RMSNorm, RotaryAngles, soft_cap
 from inference_server.models.weights import Weights
 
 _BUILT = {
@@ -84,8 +84,9 @@ class Gemma3:
         text = weights.text()
         self.embedding = text.linear(config.hidden_size, embed_tokens=config.vocab_size)  # read by rows, and multiplied by as lm_head
         self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype).item()
-        self.layers = [Block(config, i, text.at(f"layers.{i}")) for i in range(len(config.layer_types))]
-        self.norm = _norm(text, "norm", config.hidden_size, config)
+        names = [f"layers.{i}.input_layernorm" for i in range(len(config.layer_types))]
+        self.first_norm, *next_norms = (_norm(text, name, config.hidden_size, config) for name in (*names, "norm"))
+        self.layers = [Block(config, i, text.at(f"layers.{i}"), next_norm) for i, next_norm in enumerate(next_norms)]
         self.rotary = {t: RotaryAngles(config.head_dim, config.rope[t], weights.device) for t in set(config.layer_types)}
         weights.skip("lm_head", "language_model.lm_head")
         weights.check_all_taken()
@@ -94,9 +95,10 @@ class Gemma3:
         """input_ids, positions: int64 [tokens], the rows of `metadata` one after the other. Returns hidden [tokens, hidden_size]."""
         x = self.embedding.rows(input_ids).to(self.dtype) * self.embedding_scale
         angles = {layer_type: rotary(positions, self.dtype) for layer_type, rotary in self.rotary.items()}
+        normed = self.first_norm(x)
         for layer in self.layers:
-            x = layer(x, angles[layer.layer_type], metadata, kv)
-        return self.norm(x)
+            x, normed = layer(x, normed, angles[layer.layer_type], metadata, kv)
+        return normed
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden_size], of the tokens to sample after, to fp32 logits [rows, vocab_size]."""
@@ -104,46 +106,54 @@ class Gemma3:
 
 
 class Block:
-    """Attention, then MLP; each between two norms and added to the residual stream."""
+    """Attention, then MLP; each between two norms and added to the residual stream.
 
-    def __init__(self, config: Gemma3Config, layer: int, weights: Weights) -> None:
+    It is handed the stream x and its norm, and hands on the same for the layer after it, whose first norm is `next_norm`.
+    """
+
+    def __init__(self, config: Gemma3Config, layer: int, weights: Weights, next_norm: RMSNorm) -> None:
         self.layer_type = config.layer_types[layer]
-        self.attention_norm = _norm(weights, "input_layernorm", config.hidden_size, config)
+        after_attention, before_mlp, after_mlp = (
+            _norm(weights, name, config.hidden_size, config)
+            for name in ("post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+        )
         self.attention = Attention(config, layer, weights.at("self_attn"))
-        self.after_attention_norm = _norm(weights, "post_attention_layernorm", config.hidden_size, config)
-        self.mlp_norm = _norm(weights, "pre_feedforward_layernorm", config.hidden_size, config)
-        self.mlp = GatedMLP(weights.at("mlp"), config.hidden_size, config.intermediate_size, gelu_tanh)
-        self.after_mlp_norm = _norm(weights, "post_feedforward_layernorm", config.hidden_size, config)
+        self.add_attention = AddNorm(after_attention, before_mlp, weights.ops)
+        self.mlp = GatedMLP(weights.at("mlp"), config.hidden_size, config.intermediate_size, Activation.GELU_TANH)
+        self.add_mlp = AddNorm(after_mlp, next_norm, weights.ops)
 
-    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
-        x = x + self.after_attention_norm(self.attention(self.attention_norm(x), angles, metadata, kv))
-        return x + self.after_mlp_norm(self.mlp(self.mlp_norm(x)))
+    def __call__(
+        self, x: Tensor, normed: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV
+    ) -> tuple[Tensor, Tensor]:
+        x, normed = self.add_attention(x, self.attention(normed, angles, metadata, kv))
+        return self.add_mlp(x, self.mlp(normed))
 
 
 class Attention:
-    """Grouped-query attention. The query and key heads lie side by side, so that one norm and one rotation serve both."""
+    """Grouped-query attention. Query, key and value heads lie side by side, so that one operation norms, rotates and stores them."""
 
     def __init__(self, config: Gemma3Config, layer: int, weights: Weights) -> None:
         self.layer = layer
         self.scale = config.query_pre_attn_scalar**-0.5
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        num_heads, num_kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
         self.qkv = weights.linear(config.hidden_size, q_proj=q_size, k_proj=kv_size, v_proj=kv_size)
         self.out = weights.linear(q_size, o_proj=config.hidden_size)
-        q_norm, k_norm = (_norm(weights, name, self.head_dim, config).weight for name in ("q_norm", "k_norm"))
-        by_head = torch.cat((q_norm.expand(self.num_heads, -1), k_norm.expand(self.num_kv_heads, -1)))
-        self.qk_norm = RMSNorm(by_head, config.rms_norm_eps)  # weight [num_heads + num_kv_heads, head_dim]
+        q_norm, k_norm = (_norm(weights, name, head_dim, config).weight for name in ("q_norm", "k_norm"))
+        self.qk_norm = torch.cat((q_norm.expand(num_heads, -1), k_norm.expand(num_kv_heads, -1)))  # by head
+        self.eps = config.rms_norm_eps
+        self.ops = weights.ops
 
     def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
-        qkv = self.qkv(x).unflatten(1, (-1, self.head_dim))  # [tokens, num_heads + 2 * num_kv_heads, head_dim]
-        qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
-        q, k = rope(self.qk_norm(qk), *angles).split((self.num_heads, self.num_kv_heads), dim=1)
-        return self.out(attend(q, k, v, self.layer, self.scale, metadata, kv).flatten(1))
+        group = metadata.groups[kv.group_of(self.layer)]
+        slots = KVSlots(kv.key(self.layer), kv.value(self.layer), group.slot_mapping)
+        q = self.ops.norm_rotate_store(self.qkv(x), self.qk_norm, self.eps, *angles, slots)
+        return self.out(group.attention(q, slots.key, slots.value, self.scale).flatten(1))
 
 
 def _norm(weights: Weights, name: str, size: int, config: Gemma3Config) -> RMSNorm:
     """Gemma 3 stores norm weights less one."""
-    return RMSNorm(1.0 + weights.take(f"{name}.weight", size, dtype=torch.float32), config.rms_norm_eps)
+    return RMSNorm(1.0 + weights.take(f"{name}.weight", size, dtype=torch.float32), config.rms_norm_eps, weights.ops)
 
 
 def _layer_types(fields: ConfigFields) -> tuple[str, ...]:

@@ -16,10 +16,11 @@ from torch.nn import functional
 
 from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import LayerGroup
-from inference_server.kernels.reference import rope, route
-from inference_server.models.attention import FULL, SLIDING, AttentionMetadata, LayerKV, attend, attend_stored
+from inference_server.kernels.ops import Activation, KVSlots
+from inference_server.kernels.reference import route
+from inference_server.models.attention import FULL, SLIDING, AttentionMetadata, LayerKV
 from inference_server.models.fields import ConfigFields, RopeParameters
-from inference_server.models.layers import GatedMLP, RMSNorm, RotaryAngles, gelu_tanh, soft_cap
+from inference_server.models.layers import AddNorm, GatedMLP, RMSNorm, RotaryAngles, soft_cap
 from inference_server.models.moe import Experts
 from inference_server.models.weights import Weights
 
@@ -128,8 +129,9 @@ class Gemma4:
         self.embedding = text.linear(config.hidden_size, embed_tokens=config.vocab_size)  # read by rows, and multiplied by as lm_head
         self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype).item()
         self.per_layer = PerLayerEmbedding(config, text) if config.per_layer_size else None
-        self.layers = [Block(config, i, text.at(f"layers.{i}")) for i in range(len(config.layer_types))]
-        self.norm = RMSNorm.load(text, "norm", config.hidden_size, config.rms_norm_eps)
+        names = [f"layers.{i}.input_layernorm" for i in range(len(config.layer_types))]
+        self.first_norm, *next_norms = (RMSNorm.load(text, name, config.hidden_size, config.rms_norm_eps) for name in (*names, "norm"))
+        self.layers = [Block(config, i, text.at(f"layers.{i}"), next_norm) for i, next_norm in enumerate(next_norms)]
         self.rotary = {name: RotaryAngles(kind.head_dim, kind.rope, weights.device) for name, kind in config.kinds.items()}
         weights.skip("lm_head")
         weights.check_all_taken()
@@ -139,9 +141,10 @@ class Gemma4:
         x = self.embedding.rows(input_ids).to(self.dtype) * self.embedding_scale
         per_layer = self.per_layer(input_ids, x) if self.per_layer else [None] * len(self.layers)
         angles = {layer_type: rotary(positions, self.dtype) for layer_type, rotary in self.rotary.items()}
+        normed = self.first_norm(x)
         for layer, embedding in zip(self.layers, per_layer, strict=True):
-            x = layer(x, embedding, angles[layer.layer_type], metadata, kv)
-        return self.norm(x)
+            x, normed = layer(x, normed, embedding, angles[layer.layer_type], metadata, kv)
+        return normed
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden_size], of the tokens to sample after, to fp32 logits [rows, vocab_size]."""
@@ -163,76 +166,81 @@ class PerLayerEmbedding:
     def __call__(self, input_ids: Tensor, x: Tensor) -> tuple[Tensor, ...]:
         """input_ids [tokens], x: their scaled embeddings [tokens, hidden_size]. Returns [tokens, size] for every layer."""
         from_id = functional.embedding(input_ids, self.table).to(x.dtype) * self.table_scale  # [tokens, layers * size]
-        from_x = self.norm((self.project(x) * self.projection_scale).unflatten(1, (-1, self.size)))  # [tokens, layers, size]
-        return ((from_x + from_id.view_as(from_x)) * 2**-0.5).unbind(1)
+        from_x = self.norm((self.project(x) * self.projection_scale).view(-1, self.size))  # [tokens * layers, size]
+        return ((from_x.view_as(from_id) + from_id) * 2**-0.5).split(self.size, dim=1)
 
 
 class Block:
-    """Attention, MLP and per-layer embedding; each added to the residual stream, which is scaled at the end."""
+    """Attention, MLP and per-layer embedding; each added to the residual stream, which is scaled at the end.
 
-    def __init__(self, config: Gemma4Config, layer: int, weights: Weights) -> None:
+    It is handed the stream x and its norm, and hands on the same for the layer after it, whose first norm is `next_norm`.
+    """
+
+    def __init__(self, config: Gemma4Config, layer: int, weights: Weights, next_norm: RMSNorm) -> None:
         norm = partial(RMSNorm.load, weights, size=config.hidden_size, eps=config.rms_norm_eps)
         self.layer_type = config.layer_types[layer]
-        self.attention_norm = norm("input_layernorm")
         self.attention = Attention(config, layer, weights.at("self_attn"))
-        self.after_attention_norm = norm("post_attention_layernorm")
-        self.mlp_norm = norm("pre_feedforward_layernorm")
+        self.add_attention = AddNorm(norm("post_attention_layernorm"), norm("pre_feedforward_layernorm"), weights.ops)
         factor = 1 if layer < config.num_own_kv_layers else config.shared_mlp_factor
-        self.mlp = GatedMLP(weights.at("mlp"), config.hidden_size, factor * config.intermediate_size, gelu_tanh)
+        self.mlp = GatedMLP(weights.at("mlp"), config.hidden_size, factor * config.intermediate_size, Activation.GELU_TANH)
         self.experts = ParallelExperts(config, weights) if config.num_experts else None
-        self.after_mlp_norm = norm("post_feedforward_layernorm")
-        self.per_layer_input = PerLayerInput(config, weights) if config.per_layer_size else None
-        self.scale = weights.take("layer_scalar", 1)
+        after_mlp, scale = norm("post_feedforward_layernorm"), weights.scalar("layer_scalar")
+        self.per_layer_input: PerLayerInput | None = None
+        if config.per_layer_size:
+            self.add_mlp = AddNorm(after_mlp, None, weights.ops)
+            self.per_layer_input = PerLayerInput(config, weights)
+            self.add_per_layer = AddNorm(norm("post_per_layer_input_norm"), next_norm, weights.ops, scale)
+        else:
+            self.add_mlp = AddNorm(after_mlp, next_norm, weights.ops, scale)
 
     def __call__(
-        self, x: Tensor, embedding: Tensor | None, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV
-    ) -> Tensor:
-        x = x + self.after_attention_norm(self.attention(self.attention_norm(x), angles, metadata, kv))
-        mlp = self.mlp(self.mlp_norm(x))
+        self, x: Tensor, normed: Tensor, embedding: Tensor | None, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV
+    ) -> tuple[Tensor, Tensor]:
+        x, normed = self.add_attention(x, self.attention(normed, angles, metadata, kv))
+        mlp = self.mlp(normed)
         if self.experts is not None:
             mlp = self.experts(x, mlp)
-        x = x + self.after_mlp_norm(mlp)
+        x, normed = self.add_mlp(x, mlp)
         if self.per_layer_input is not None and embedding is not None:
-            x = x + self.per_layer_input(x, embedding)
-        return x * self.scale
+            x, normed = self.add_per_layer(x, self.per_layer_input(x, embedding))
+        return x, normed
 
 
 class Attention:
     """Grouped-query attention at scale 1: queries, keys and values are all normed, the values without a weight.
 
-    The heads lie side by side, so that one norm serves all of them and one rotation queries and keys.
+    The heads lie side by side, so that one operation norms all of them, rotates queries and keys, and stores keys and values.
     """
 
     def __init__(self, config: Gemma4Config, layer: int, weights: Weights) -> None:
         kind = config.kinds[config.layer_types[layer]]
         self.kv_layer = config.kv_source(layer)
         self.owns_kv = self.kv_layer == layer
-        self.values_are_keys = kind.values_are_keys
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_attention_heads, kind.num_kv_heads, kind.head_dim
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        norm = partial(RMSNorm.load, weights, size=self.head_dim, eps=config.rms_norm_eps)
-        by_head = [norm("q_norm").weight.expand(self.num_heads, -1)]
+        self.values_are_keys = kind.values_are_keys and self.owns_kv
+        self.q_size, kv_size = config.num_attention_heads * kind.head_dim, kind.num_kv_heads * kind.head_dim
+        norm = partial(RMSNorm.load, weights, size=kind.head_dim, eps=config.rms_norm_eps)
+        by_head = [norm("q_norm").weight.expand(config.num_attention_heads, -1)]
         if self.owns_kv:
-            by_head.append(norm("k_norm").weight.expand(self.num_kv_heads, -1))
+            by_head.append(norm("k_norm").weight.expand(kind.num_kv_heads, -1))
             by_head.append(torch.ones_like(by_head[1]))
             kv_proj = {"k_proj": kv_size} if self.values_are_keys else {"k_proj": kv_size, "v_proj": kv_size}
-            self.qkv = weights.linear(config.hidden_size, q_proj=q_size, **kv_proj)
+            self.qkv = weights.linear(config.hidden_size, q_proj=self.q_size, **kv_proj)
         else:
             weights.skip("k_proj", "v_proj", "k_norm", "v_norm")
-            self.qkv = weights.linear(config.hidden_size, q_proj=q_size)
-        self.norm = RMSNorm(torch.cat(by_head), config.rms_norm_eps)  # weight [heads of qkv, head_dim]
-        self.out = weights.linear(q_size, o_proj=config.hidden_size)
+            self.qkv = weights.linear(config.hidden_size, q_proj=self.q_size)
+        self.norm = torch.cat(by_head)  # [heads, head_dim]
+        self.eps = config.rms_norm_eps
+        self.out = weights.linear(self.q_size, o_proj=config.hidden_size)
+        self.ops = weights.ops
 
     def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
-        heads = self.qkv(x).unflatten(1, (-1, self.head_dim))  # [tokens, num_heads, with own KV + 2 * num_kv_heads, head_dim]
-        if not self.owns_kv:
-            q = rope(self.norm(heads), *angles)
-            return self.out(attend_stored(q, self.kv_layer, 1.0, metadata, kv).flatten(1))
+        qkv = self.qkv(x)  # queries alone where another layer's keys and values are read
         if self.values_are_keys:
-            heads = torch.cat((heads, heads[:, self.num_heads :]), dim=1)
-        qk, v = self.norm(heads).split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
-        q, k = rope(qk, *angles).split((self.num_heads, self.num_kv_heads), dim=1)
-        return self.out(attend(q, k, v, self.kv_layer, 1.0, metadata, kv).flatten(1))
+            qkv = torch.cat((qkv, qkv[:, self.q_size :]), dim=1)
+        group = metadata.groups[kv.group_of(self.kv_layer)]
+        slots = KVSlots(kv.key(self.kv_layer), kv.value(self.kv_layer), group.slot_mapping)
+        q = self.ops.norm_rotate_store(qkv, self.norm, self.eps, *angles, slots if self.owns_kv else None)
+        return self.out(group.attention(q, slots.key, slots.value, 1.0).flatten(1))
 
 
 class ParallelExperts:
@@ -242,12 +250,12 @@ class ParallelExperts:
         norm = partial(RMSNorm.load, weights, size=config.hidden_size, eps=config.rms_norm_eps)
         router = weights.at("router")
         scale = router.take("scale", config.hidden_size, dtype=torch.float32) * config.hidden_size**-0.5
-        self.router_norm = RMSNorm(scale, config.rms_norm_eps)
+        self.router_norm = RMSNorm(scale, config.rms_norm_eps, weights.ops)
         self.router = router.linear(config.hidden_size, proj=config.num_experts)
         self.expert_scale = router.take("per_expert_scale", config.num_experts, dtype=torch.float32)
         self.top_k = config.experts_per_token
         self.norm = norm("pre_feedforward_layernorm_2")
-        self.experts = Experts(weights.at("experts"), config.num_experts, config.hidden_size, config.expert_size, gelu_tanh)
+        self.experts = Experts(weights.at("experts"), config.num_experts, config.hidden_size, config.expert_size, Activation.GELU_TANH)
         self.after_norm = norm("post_feedforward_layernorm_2")
         self.after_mlp_norm = norm("post_feedforward_layernorm_1")
 
@@ -265,11 +273,10 @@ class PerLayerInput:
     def __init__(self, config: Gemma4Config, weights: Weights) -> None:
         self.gate = weights.linear(config.hidden_size, per_layer_input_gate=config.per_layer_size)
         self.project = weights.linear(config.per_layer_size, per_layer_projection=config.hidden_size)
-        self.norm = RMSNorm.load(weights, "post_per_layer_input_norm", config.hidden_size, config.rms_norm_eps)
 
     def __call__(self, x: Tensor, embedding: Tensor) -> Tensor:
         """x [tokens, hidden_size], embedding [tokens, per_layer_size]."""
-        return self.norm(self.project(gelu_tanh(self.gate(x)) * embedding))
+        return self.project(functional.gelu(self.gate(x), approximate="tanh") * embedding)
 
 
 def _layer_types(fields: ConfigFields) -> tuple[str, ...]:

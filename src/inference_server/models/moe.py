@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from inference_server.kernels.ops import Activation
 from inference_server.kernels.reference import moe_experts
-from inference_server.models.layers import Activation
 from inference_server.models.weights import Weights
 
 

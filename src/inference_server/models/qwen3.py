@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from inference_server.core.kv_layout import LayerGroup
-from inference_server.kernels.reference import rope, route
-from inference_server.models.attention import FULL, AttentionMetadata, LayerKV, attend
+from inference_server.kernels.ops import Activation, KVSlots
+from inference_server.kernels.reference import route
+from inference_server.models.attention import FULL, AttentionMetadata, LayerKV
 from inference_server.models.fields import ConfigFields, RopeParameters
 from inference_server.models.layers import GatedMLP, RMSNorm, RotaryAngles
 from inference_server.models.moe import Experts
@@ -120,7 +121,7 @@ class Block:
         if layer in config.expert_layers:
             self.mlp = SparseMLP(config, weights.at("mlp"))
         else:
-            self.mlp = GatedMLP(weights.at("mlp"), config.hidden_size, config.intermediate_size, functional.silu)
+            self.mlp = GatedMLP(weights.at("mlp"), config.hidden_size, config.intermediate_size, Activation.SILU)
 
     def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
         x = x + self.attention(self.attention_norm(x), angles, metadata, kv)
@@ -128,24 +129,25 @@ class Block:
 
 
 class Attention:
-    """Grouped-query attention. The query and key heads lie side by side, so that one norm and one rotation serve both."""
+    """Grouped-query attention. Query, key and value heads lie side by side, so that one operation norms, rotates and stores them."""
 
     def __init__(self, config: Qwen3Config, layer: int, weights: Weights) -> None:
         self.layer = layer
         self.scale = config.head_dim**-0.5
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        num_heads, num_kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
         self.qkv = weights.linear(config.hidden_size, q_proj=q_size, k_proj=kv_size, v_proj=kv_size)
         self.out = weights.linear(q_size, o_proj=config.hidden_size)
-        q_norm, k_norm = (RMSNorm.load(weights, name, self.head_dim, config.rms_norm_eps).weight for name in ("q_norm", "k_norm"))
-        by_head = torch.cat((q_norm.expand(self.num_heads, -1), k_norm.expand(self.num_kv_heads, -1)))
-        self.qk_norm = RMSNorm(by_head, config.rms_norm_eps)  # weight [num_heads + num_kv_heads, head_dim]
+        q_norm, k_norm = (RMSNorm.load(weights, name, head_dim, config.rms_norm_eps).weight for name in ("q_norm", "k_norm"))
+        self.qk_norm = torch.cat((q_norm.expand(num_heads, -1), k_norm.expand(num_kv_heads, -1)))  # by head
+        self.eps = config.rms_norm_eps
+        self.ops = weights.ops
 
     def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
-        qkv = self.qkv(x).unflatten(1, (-1, self.head_dim))  # [tokens, num_heads + 2 * num_kv_heads, head_dim]
-        qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
-        q, k = rope(self.qk_norm(qk), *angles).split((self.num_heads, self.num_kv_heads), dim=1)
-        return self.out(attend(q, k, v, self.layer, self.scale, metadata, kv).flatten(1))
+        group = metadata.groups[kv.group_of(self.layer)]
+        slots = KVSlots(kv.key(self.layer), kv.value(self.layer), group.slot_mapping)
+        q = self.ops.norm_rotate_store(self.qkv(x), self.qk_norm, self.eps, *angles, slots)
+        return self.out(group.attention(q, slots.key, slots.value, self.scale).flatten(1))
 
 
 class SparseMLP:
@@ -154,7 +156,7 @@ class SparseMLP:
     def __init__(self, config: Qwen3Config, weights: Weights) -> None:
         self.router = weights.linear(config.hidden_size, gate=config.num_experts)
         self.top_k, self.normalize = config.experts_per_token, config.normalize_expert_weights
-        self.experts = Experts(weights.at("experts"), config.num_experts, config.hidden_size, config.expert_size, functional.silu)
+        self.experts = Experts(weights.at("experts"), config.num_experts, config.hidden_size, config.expert_size, Activation.SILU)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.experts(x, *route(self.router(x, torch.float32), self.top_k, self.normalize))

@@ -1,11 +1,10 @@
 """`Weights`: what a model's constructor takes its tensors from, by checkpoint name.
 
 Taking states the shape, so a missing or misshapen tensor stops the load at once, and what nobody took stops it at the end.
-Matrices come as linear layers, made by the one function that knows which kernel is best on this machine.
+Matrices come as linear layers, made by the set of operations chosen for this machine.
 """
 
 import logging
-from collections.abc import Callable
 from copy import copy
 from typing import Protocol
 
@@ -13,7 +12,8 @@ import torch
 from torch import Tensor
 
 from inference_server.core.errors import ModelLoadError
-from inference_server.kernels.cpu_linear import Linear, StockLinear
+from inference_server.kernels import reference
+from inference_server.kernels.ops import Linear, Ops
 
 _TEXT_PREFIXES = ("model.language_model", "language_model.model", "model")
 _OTHER_MODALITIES = ("vision_tower", "audio_tower", "multi_modal_projector", "embed_vision", "embed_audio", "vision_embedder")
@@ -32,7 +32,7 @@ class TensorSource(Protocol):
 class Weights:
     """A checkpoint seen from one of its name prefixes. All tensors come on `device`, in `dtype` unless another is asked for.
 
-    make_linear: makes the layer that multiplies by the transpose of a weight [out, in].
+    ops: the operations for this device, which the model takes from here too.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class Weights:
         source: TensorSource,
         device: torch.device,
         dtype: torch.dtype,
-        make_linear: Callable[[Tensor], Linear] = StockLinear,
+        ops: Ops = reference,
     ) -> None:
         self.device = device
         self.dtype = dtype
+        self.ops = ops
         self._source = source
-        self._make_linear = make_linear
         self._prefix = ""
         self._names = frozenset(source.names())
         self._taken: dict[str, int] = {}  # elements by name; shared by all views of the checkpoint
@@ -78,10 +78,14 @@ class Weights:
         """The tensor of this name. Raises ModelLoadError unless it exists and has exactly this shape."""
         return self._read(name, shape).to(device=self.device, dtype=dtype or self.dtype)
 
+    def scalar(self, name: str) -> float:
+        """The tensor of this name, a single number rounded to `dtype`, as a number."""
+        return self._read(name, (1,)).to(self.dtype).item()
+
     def linear(self, in_features: int, **out_features: int) -> Linear:
         """The matrices `name.weight` [out_features, in_features] as one layer, their outputs side by side in the order given."""
         parts = [self.take(f"{name}.weight", rows, in_features) for name, rows in out_features.items()]
-        return self._make_linear(torch.cat(parts) if len(parts) > 1 else parts[0])
+        return self.ops.linear(torch.cat(parts) if len(parts) > 1 else parts[0])
 
     def skip(self, *names: str) -> None:
         """Tensors below these names, if there are any, are known and not needed."""
@@ -110,13 +114,17 @@ class Weights:
 class RandomWeights(Weights):
     """Stands in for a checkpoint that holds whatever is asked for: small random values, to measure without weights."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, make_linear: Callable[[Tensor], Linear] = StockLinear) -> None:
-        super().__init__(_EmptySource(), device, dtype, make_linear)
+    def __init__(self, device: torch.device, dtype: torch.dtype, ops: Ops = reference) -> None:
+        super().__init__(_EmptySource(), device, dtype, ops)
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = torch.empty(shape, device=self.device, dtype=self.dtype).normal_(std=0.02)
         self._taken[self._prefix + name] = tensor.numel()
         return tensor
+
+    def scalar(self, name: str) -> float:
+        self._read(name, (1,))
+        return 1.0
 
 
 class _EmptySource:

@@ -1,0 +1,134 @@
+"""`CpuOps`: the operations of a forward on compiled CPU kernels, for float32 activations over a bfloat16 cache.
+
+A call costs a few microseconds, where the same in PyTorch is ten small operations of one or two each. A decoded token's result is the
+same bits for any batch and thread count.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from inference_server.kernels.cpu_attention import MAX_ITEM_HEADS, decode_attention
+from inference_server.kernels.cpu_gated import gated_gelu_tanh, gated_silu
+from inference_server.kernels.cpu_jit import CompiledKernel, can_compile, compile_kernels, num_threads, trace
+from inference_server.kernels.cpu_linear import pack_linear, panel_kernel
+from inference_server.kernels.cpu_norm import add_rms_norm, rms_norm
+from inference_server.kernels.cpu_rotary import norm_rotate_store
+from inference_server.kernels.ops import Activation, KVSlots, Linear
+from inference_server.kernels.reference import PagedAttention
+from inference_server.kernels.step_rows import StepRows
+
+_NO_WINDOW = 1 << 62
+
+
+def compile_cpu_ops() -> "CpuOps | None":
+    """Compiles the kernels for this machine (about half a second), or returns None where that cannot be done."""
+    if not can_compile():
+        return None
+    kernels = (rms_norm, add_rms_norm, norm_rotate_store, decode_attention, gated_gelu_tanh, gated_silu)
+    panel = panel_kernel()
+    return CpuOps(compile_kernels([*(trace(kernel) for kernel in kernels), *([panel] if panel else [])]))
+
+
+class CpuOps:
+    """An `Ops` (see there and `kernels.reference`)."""
+
+    def __init__(self, kernels: Mapping[str, CompiledKernel]) -> None:
+        self._rms_norm = kernels["rms_norm"]
+        self._add_rms_norm = kernels["add_rms_norm"]
+        self._norm_rotate_store = kernels["norm_rotate_store"]
+        self._decode_attention = kernels["decode_attention"]
+        self._gated = {activation: kernels[f"gated_{activation}"] for activation in Activation}
+        self._panel_linear = kernels.get("panel_linear")
+
+    def linear(self, weight: Tensor) -> Linear:
+        return pack_linear(weight, self._panel_linear)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        rows, size = x.shape
+        out = torch.empty(rows, size)
+        self._rms_norm(4 * x.numel(), rows, _floats(x), _floats(weight), _floats(out), size, eps)
+        return out
+
+    def add_rms_norm(
+        self, residual: Tensor, x: Tensor, weight: Tensor, next_weight: Tensor | None, eps: float, scale: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        rows, size = x.shape
+        total = torch.empty(rows, size)
+        out = total if next_weight is None else torch.empty(rows, size)
+        following = None if next_weight is None else _floats(next_weight)
+        addresses = _floats(residual), _floats(x), _floats(weight), following, _floats(total), _floats(out)
+        self._add_rms_norm(8 * x.numel(), rows, *addresses, size, eps, scale)
+        return total, out
+
+    def norm_rotate_store(self, qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, slots: KVSlots | None) -> Tensor:
+        tokens, num_normed, head_dim = qkv.shape[0], *weight.shape
+        num_kv_heads, block_size, block_stride = 0, 1, 0
+        key = value = slot_mapping = None
+        if slots is not None:
+            _, block_size, num_kv_heads, _ = slots.key.shape
+            block_stride = slots.key.stride(0)
+            key, value, slot_mapping = _cache(slots.key), _cache(slots.value), slots.slot_mapping.data_ptr()
+        num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+        q = torch.empty(tokens, num_heads, head_dim)
+        addresses = _floats(qkv), _floats(weight), _floats(cos), _floats(sin), _floats(q), key, value, slot_mapping
+        sizes = num_heads, num_kv_heads, num_normed, head_dim, block_size, block_stride
+        self._norm_rotate_store(8 * qkv.numel(), tokens, *addresses, *sizes, eps)
+        return q
+
+    def bind_attention(self, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int) -> "CpuAttention":
+        return CpuAttention(self._decode_attention, block_tables, rows, window, block_size)
+
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty(rows, size)
+        self._gated[activation](24 * out.numel(), rows, _floats(gate_up), _floats(out), size)
+        return out
+
+
+class CpuAttention:
+    """`reference.paged_attention` for the rows of one step: the leading rows of one token by the kernel, the others by the reference."""
+
+    def __init__(self, kernel: CompiledKernel, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int) -> None:
+        self._num_single = single = rows.num_single
+        self._kernel = kernel
+        self._tables, self._seq_lens = block_tables.contiguous(), rows.seq_lens
+        self._window = window or _NO_WINDOW
+        self._num_keys = sum(min(length, self._window) for length in rows.lengths[:single])
+        self._chunks = None
+        if single < len(rows.lengths):
+            starts = [start - single for start in rows.starts[single:]]
+            self._chunks = PagedAttention(block_tables[single:], starts, rows.lengths[single:], window, block_size)
+
+    def __call__(self, q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        out = torch.empty_like(q)
+        if self._num_single:
+            self._decode(q, key, value, out, scale)
+        if self._chunks is not None:
+            out[self._num_single :] = self._chunks(q[self._num_single :], key, value, scale)
+        return out
+
+    def _decode(self, q: Tensor, key: Tensor, value: Tensor, out: Tensor, scale: float) -> None:
+        num_heads, head_dim = q.shape[1:]
+        _, block_size, num_kv_heads, _ = key.shape
+        group, work = num_heads // num_kv_heads, 2 * self._num_keys * num_heads * head_dim
+        # Heads that share a KV head read it once, together, unless that leaves threads without work.
+        item_heads = group if self._num_single * num_kv_heads >= num_threads(work) and group <= MAX_ITEM_HEADS else 1
+        addresses = _floats(q), _cache(key), _cache(value), self._tables.data_ptr(), self._seq_lens.data_ptr(), _floats(out)
+        sizes = num_heads, num_kv_heads, head_dim, item_heads, block_size, key.stride(0), self._tables.shape[1], self._window
+        self._kernel(work, self._num_single * num_heads // item_heads, *addresses, *sizes, scale)
+
+
+def _floats(x: Tensor) -> int:
+    """The address of a float32 tensor."""
+    if x.dtype is not torch.float32 or not x.is_contiguous():
+        raise TypeError(f"expected contiguous float32, got {x.dtype} of strides {x.stride()}")
+    return x.data_ptr()
+
+
+def _cache(x: Tensor) -> int:
+    """The address of a layer's keys or values [num_blocks, block_size, num_kv_heads, head_dim]."""
+    if x.dtype is not torch.bfloat16:
+        raise TypeError(f"expected bfloat16, got {x.dtype}")
+    return x.data_ptr()
