@@ -69,7 +69,7 @@ class Bench:
         residual = self.residual if self.norm else None
         return one_row(self.x, residual, self.norm, weight, self.case.epilogue, self.factor, config)[1]
 
-    def library(self, weight: Tensor) -> Tensor:
+    def cublas(self, weight: Tensor) -> Tensor:
         x = add_norm(self.x, self.residual, self.norm)[1] if self.norm else self.x
         return self._followed(library_linear(x, weight, self.case.epilogue, self.factor))
 
@@ -148,12 +148,12 @@ def tune(case: Case, copy_speed: float) -> list[int] | None:
     for config in candidates(case):
         bench.check(config)
         times[config] = bench.microseconds(lambda weight, config=config: bench.kernel(config, weight))  # type: ignore[misc]
-    library = bench.microseconds(bench.library)
+    cublas = bench.microseconds(bench.cublas)
     best = min(times, key=times.__getitem__)
-    separate = bench.microseconds(lambda weight: bench.separate(best, weight)) if case.norm else library
+    separate = bench.microseconds(lambda weight: bench.separate(best, weight)) if case.norm else cublas
     floor = weight_bytes / copy_speed * 1e3
-    print(f"{case.key:28s} {times[best]:8.2f} {library:8.2f} {separate:8.2f} {floor:8.2f}  {astuple(best)}", flush=True)
-    return list(astuple(best)) if times[best] <= min(library, separate) else None
+    print(f"{case.key:28s} {times[best]:8.2f} {cublas:8.2f} {separate:8.2f} {floor:8.2f}  {astuple(best)}", flush=True)
+    return list(astuple(best)) if times[best] <= min(cublas, separate) else None
 
 
 def main() -> None:
