@@ -1,7 +1,7 @@
 """`GenerationRequest`: what a front end asks of the engine, before templating, tokenising and defaults."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -9,10 +9,16 @@ from typing import Any
 class ChatPrompt:
     """Messages to render through the model's chat template: role and content, in the OpenAI form.
 
-    param: the field of the client's request that they came in, for errors to name.
+    tools: functions that the model may call, in the OpenAI form; with parallel_tool_calls several in one answer. variables: the
+    client's own for the template. reasoning_effort: "none" asks for no thoughts, any other value for thoughts.
+    param: the field of the client's request that the messages came in, for errors to name.
     """
 
     messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    parallel_tool_calls: bool = True
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = None
     param: str = "messages"
 
 

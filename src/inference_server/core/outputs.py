@@ -3,7 +3,9 @@
 Every accepted request gets exactly one terminal delta: one with a `finish_reason`, or one with an `error`.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from inference_server.core.errors import InferenceServerError
 from inference_server.core.request import FinishReason
@@ -11,20 +13,48 @@ from inference_server.core.request import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts and times of one finished generation; times in seconds from arrival at the server."""
+    """Counts and times of one finished generation; times in seconds from arrival at the server.
+
+    reasoning_tokens: those of `completion_tokens` that belong to thoughts, their markers included.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     ttft_s: float | None
     total_s: float
+    reasoning_tokens: int = 0
+
+
+class CallState(StrEnum):
+    """BROKEN: the markup of the call went wrong after its name had gone out. The call is void, its markup follows as text."""
+
+    OPEN = "open"
+    COMPLETE = "complete"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of one tool call. id and name: in the first piece of an index only. The pieces of `arguments` join to a JSON object."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    state: CallState = CallState.OPEN
 
 
 @dataclass(slots=True)
 class OutputDelta:
-    """Text and tokens since the delta before. `text` may be empty while a stop string or a character is held back."""
+    """Text and tokens since the delta before. `text` may be empty while a stop string or a character is held back.
+
+    Of a chat, `text` is the visible answer; thoughts and tool calls come apart from it where the model's format marks them.
+    """
 
     text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: InferenceServerError | None = None
@@ -37,7 +67,23 @@ class OutputDelta:
     def merge(self, later: "OutputDelta") -> None:
         """Fold the delta that follows into this one, for readers that are slower than the engine."""
         self.text += later.text
+        if later.reasoning:
+            self.reasoning += later.reasoning
+        if later.tool_calls:
+            self.tool_calls = merge_calls((*self.tool_calls, *later.tool_calls))
         self.token_ids += later.token_ids
         self.finish_reason = later.finish_reason
         self.error = later.error
         self.usage = later.usage
+
+
+def merge_calls(pieces: Sequence[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
+    """One piece a call, in the order in which the calls began; of a broken one, that it is broken."""
+    calls: dict[int, ToolCallDelta] = {}
+    for piece in pieces:
+        call = calls.get(piece.index)
+        if call is None or piece.state is CallState.BROKEN:
+            calls[piece.index] = piece
+        else:
+            calls[piece.index] = replace(call, arguments=call.arguments + piece.arguments, state=piece.state)
+    return tuple(calls.values())

@@ -20,10 +20,23 @@ class RequestStatus(StrEnum):
 
 class FinishReason(StrEnum):
     STOP = "stop"
+    TOOL_CALLS = "tool_calls"
     LENGTH = "length"
     TIMEOUT = "timeout"
     ABORT = "abort"
     ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerMode:
+    """How the answer of a chat is to be read.
+
+    in_thought: the prompt ends inside a thought. tools: the model may call tools, and with parallel several in one answer.
+    """
+
+    in_thought: bool = False
+    tools: bool = False
+    parallel: bool = True
 
 
 @dataclass(slots=True)
@@ -43,11 +56,13 @@ class ScheduledRequest:
 
     token_ids: prompt, then the returned output tokens.
     strip_leading_space: the first space of the answer belongs to the prompt's side of the dialogue and is not shown.
+    answer: None for a raw prompt, whose text is not looked into.
     num_computed_tokens: tokens whose KV has been scheduled (the "scheduled" counter).
     num_collected_tokens: leading tokens whose KV is known to be written and whose ids are known (the "returned" counter);
         only these may be shared or cached.
     num_inflight_tokens: sampled on the device, not collected yet; they count in `num_tokens`.
     num_cached_tokens: prompt tokens taken from the prefix cache at first admission.
+    num_reasoning_tokens: output tokens that belong to thoughts.
     slot: row of the backend's persistent batch while admitted, else -1.
     """
 
@@ -63,11 +78,13 @@ class ScheduledRequest:
     admission_deadline: float = float("inf")
     deadline: float = float("inf")
     strip_leading_space: bool = False
+    answer: AnswerMode | None = None
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
     num_collected_tokens: int = 0
     num_inflight_tokens: int = 0
     num_cached_tokens: int = 0
+    num_reasoning_tokens: int = 0
     num_preemptions: int = 0
     slot: int = -1
     status: RequestStatus = RequestStatus.WAITING
