@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -196,7 +197,7 @@ def test_the_tokens_of_thoughts_are_counted_with_their_markers(tokens: list[str]
 def test_any_split_gives_the_same_parse(dialect: Dialect, text: str, cuts: list[int], tools: bool, in_thought: bool) -> None:
     mode = AnswerMode(in_thought=in_thought, tools=tools)
     ends = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    chunks = [text[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    chunks = [text[a:b] for a, b in pairwise(ends)]
     whole = parsed(dialect, [text], mode)
     assert parsed(dialect, chunks, mode) == parsed(dialect, list(text), mode) == whole
     for _, arguments in whole[2]:

@@ -112,7 +112,7 @@ class Engine:
         except Exception as error:
             self.load_error = str(error) if isinstance(error, ModelLoadError) else f"loading the model failed: {error!r}"
             raise
-        processor = OutputProcessor(model.tokenizer)
+        processor = OutputProcessor(model.tokenizer, model.dialect)
         self._scheduler = model.scheduler
         self._open = OpenRequests(model.scheduler, processor, self._options, self._sinks)
         self._pipeline = StepPipeline(model, processor, self._open, self._sinks, self._clock)

@@ -5,13 +5,13 @@ Pure and safe to run in a worker thread. Ranges of sampling values are the API's
 
 import secrets
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
-from inference_server.core.errors import InvalidRequestError, PromptTooLongError
+from inference_server.core.errors import InvalidRequestError, PromptTooLongError, UnsupportedParameterError
 from inference_server.core.generation import ChatPrompt, GenerationRequest
 from inference_server.core.options import EngineOptions
-from inference_server.core.request import ScheduledRequest
+from inference_server.core.request import AnswerMode, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.tokenization.errors import ChatTemplateError
@@ -33,7 +33,13 @@ class InputProcessor:
 
     def process(self, request: GenerationRequest) -> ScheduledRequest:
         """The request under a fresh internal id. Raises PromptTooLongError, or InvalidRequestError for a prompt that cannot be used."""
-        token_ids = self.encode(request.prompt)
+        answer = None
+        if isinstance(request.prompt, ChatPrompt):
+            text = self._render(request.prompt)
+            answer = self._answer_mode(request.prompt, text)
+            token_ids = self._token_ids(text, request.prompt.param)
+        else:
+            token_ids = self._token_ids(request.prompt, "prompt")
         room = self._model.max_model_len - len(token_ids)
         if room < 1:
             limit = f"the model's context is {self._model.max_model_len} tokens, one of them for the answer"
@@ -48,37 +54,62 @@ class InputProcessor:
             fairness_key=request.fairness_key,
             cache_salt=request.cache_salt,
             priority=request.priority,
-            strip_leading_space=isinstance(request.prompt, ChatPrompt) and self._model.template.strip_leading_space,
+            strip_leading_space=answer is not None and self._model.template.strip_leading_space,
+            answer=answer,
         )
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt, at least one. Raises InvalidRequestError."""
-        if isinstance(prompt, ChatPrompt):
-            text = self._render(prompt)
-        elif isinstance(prompt, str):
-            text = prompt
-        else:
-            return self._checked(prompt)
-        if not text:
-            raise InvalidRequestError("the prompt is empty", param=_param(prompt))
-        if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError:
-                raise InvalidRequestError("the prompt is not valid Unicode: it has a lone surrogate", param=_param(prompt)) from None
-        return self._model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        text = self._render(prompt) if isinstance(prompt, ChatPrompt) else prompt
+        return self._token_ids(text, _param(prompt), add_special_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out. Raises InvalidRequestError."""
         return self._model.tokenizer.decode(self._checked(token_ids, "tokens")) if token_ids else ""
 
+    def _token_ids(self, prompt: str | Sequence[int], param: str, add_special_tokens: bool = True) -> list[int]:
+        if not isinstance(prompt, str):
+            return self._checked(prompt)
+        if not prompt:
+            raise InvalidRequestError("the prompt is empty", param=param)
+        if not prompt.isascii():
+            try:
+                prompt.encode()
+            except UnicodeEncodeError:
+                raise InvalidRequestError("the prompt is not valid Unicode: it has a lone surrogate", param=param) from None
+        return self._model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+
     def _render(self, prompt: ChatPrompt) -> str:
         if not prompt.messages:
             raise InvalidRequestError("there are no messages", param=prompt.param)
+        dialect = self._model.dialect
+        if prompt.tools and (dialect is None or dialect.calls is None):
+            raise UnsupportedParameterError("this model's chat template has no form for tool calls that is known here", param="tools")
+        variables = self._variables(prompt)
         try:
-            return self._model.template.render(prompt.messages, add_generation_prompt=True)
+            return self._model.template.render(prompt.messages, add_generation_prompt=True, tools=prompt.tools, **variables)
         except ChatTemplateError as error:
             raise InvalidRequestError(str(error), param=prompt.param) from error
+
+    def _variables(self, prompt: ChatPrompt) -> dict[str, Any]:
+        """The client's variables of the template, and before them what `reasoning_effort` says to the template's thinking switch."""
+        template = self._model.template
+        if taken := template.reserved.intersection(prompt.variables):
+            raise InvalidRequestError(f"the template variable '{min(taken)}' is the server's to set", param="chat_template_kwargs")
+        effort = prompt.reasoning_effort
+        if effort is None:
+            return dict(prompt.variables)
+        switches = {"enable_thinking": effort != "none", "reasoning_effort": effort}
+        if template.variables.isdisjoint(switches):
+            raise UnsupportedParameterError(
+                "the parameter 'reasoning_effort' is not supported: this model's chat template has no switch", param="reasoning_effort"
+            )
+        return {**switches, **prompt.variables}
+
+    def _answer_mode(self, prompt: ChatPrompt, rendered: str) -> AnswerMode:
+        dialect = self._model.dialect
+        in_thought = dialect is not None and dialect.opens_thought(rendered)
+        return AnswerMode(in_thought, tools=bool(prompt.tools), parallel=prompt.parallel_tool_calls)
 
     def _checked(self, token_ids: Sequence[int], param: str = "prompt") -> list[int]:
         if not token_ids:
@@ -113,7 +144,7 @@ class InputProcessor:
 def text_length(prompt: Prompt) -> int:
     """Characters to tokenise, roughly: what decides whether that may run on the event loop. Token ids cost nothing."""
     if isinstance(prompt, ChatPrompt):
-        return sum(len(str(message.get("content", ""))) + _MARKUP for message in prompt.messages)
+        return len(str(prompt.tools)) + sum(len(str(message)) + _MARKUP for message in prompt.messages)
     return len(prompt) if isinstance(prompt, str) else 0
 
 

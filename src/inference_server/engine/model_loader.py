@@ -14,6 +14,7 @@ from inference_server.core.options import CacheOptions, ModelOptions, SchedulerO
 from inference_server.engine.generation_defaults import generation_defaults
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.kv_cache.factory import create_cache
+from inference_server.parsing.dialect import detect_dialect
 from inference_server.scheduler.admission import AdmissionController
 from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
 from inference_server.tokenization.chat_template import ChatTemplate
@@ -62,7 +63,8 @@ class ModelLoader:
             spec.device,
             layout.arena_bytes / 2**30,
         )
-        return LoadedModel(backend, scheduler, tokenizer, template, spec, defaults, length, template_prefix_len)
+        dialect = detect_dialect(template.source)
+        return LoadedModel(backend, scheduler, tokenizer, template, spec, defaults, length, template_prefix_len, dialect)
 
     def _create_scheduler(self, layout: KVLayout, spec: ModelSpec) -> ContinuousBatchScheduler:
         cache = create_cache(layout, self._cache)

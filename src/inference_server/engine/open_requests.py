@@ -104,7 +104,7 @@ class OpenRequests:
             late = DeadlineExceededError(f"no output within {now - request.arrival_time:.0f} s")
             self.end(request_id, FinishReason.TIMEOUT, now, late)
         else:
-            self._deltas.setdefault(request_id, OutputDelta()).text += self._processor.flush(request_id)
+            self._deltas.setdefault(request_id, OutputDelta()).merge(self._processor.flush(request_id))
             self.end(request_id, FinishReason.TIMEOUT, now)
 
 
@@ -124,6 +124,7 @@ def _usage(request: ScheduledRequest, now: float) -> Usage:
         cached_tokens=request.num_cached_tokens,
         ttft_s=None if request.first_token_time is None else request.first_token_time - request.arrival_time,
         total_s=now - request.arrival_time,
+        reasoning_tokens=request.num_reasoning_tokens,
     )
 
 

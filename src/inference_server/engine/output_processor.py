@@ -1,16 +1,20 @@
 """Hop 5: the sampled tokens of a step to text deltas and stop decisions, in one loop over the rows.
 
-Order: detokenise, then stop strings on the visible text. The end-of-text token is returned but has no text; the text of a stop
-string is cut. It decides, the scheduler acts: nothing here frees a block or appends a token to a request.
+Order: detokenise, then thoughts and tool calls of a chat, then stop strings on the visible text. The end-of-text token is returned
+but has no text; the text of a stop string is cut. It decides, the scheduler acts: nothing here frees a block or appends a token to
+a request.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inference_server.core.errors import InferenceServerError
-from inference_server.core.outputs import OutputDelta
+from inference_server.core.outputs import OutputDelta, ToolCallDelta, merge_calls
 from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import FinishReason, ScheduledRequest
+from inference_server.parsing.answer_parser import AnswerParser, Part
+from inference_server.parsing.dialect import Dialect
 from inference_server.tokenization.base import TokenizerLike
 from inference_server.tokenization.detokenizer import IncrementalDetokenizer
 from inference_server.tokenization.stop_checker import StopChecker
@@ -30,43 +34,81 @@ class StepOutputs:
 
 @dataclass(slots=True)
 class _TextState:
-    """The text side of one request."""
+    """The text side of one request. parser: None where the text is not looked into."""
 
     request: ScheduledRequest
     detokenizer: IncrementalDetokenizer
     stop_checker: StopChecker
+    parser: AnswerParser | None = None
     has_text: bool = False
 
-    def take(self, token_id: int) -> tuple[str, FinishReason | None]:
+    def take(self, token_id: int, delta: OutputDelta) -> FinishReason | None:
+        """Adds what the token brings to `delta`; returns why it is the last, if it is."""
         sampling = self.request.sampling
         end_of_text = token_id in sampling.stop_token_ids
-        text, stopped = self.stop_checker.push("" if end_of_text else self.detokenizer.push([token_id]))
-        if stopped:
-            return text, FinishReason.STOP
+        stopped = not end_of_text and self._show(self.detokenizer.push([token_id]), delta)
+        if self.parser is not None:
+            self.request.num_reasoning_tokens = self.parser.num_thought_pushes
         # The scheduler appends this token only after the step's outputs are known.
-        if not end_of_text and self.request.num_output_tokens + 1 < sampling.max_tokens:
-            return text, None
-        tail, stopped = self.flush()
-        return text + tail, FinishReason.STOP if end_of_text or stopped else FinishReason.LENGTH
+        if not (stopped or end_of_text) and self.request.num_output_tokens + 1 < sampling.max_tokens:
+            return None
+        if not stopped:
+            stopped = self.flush(delta) or end_of_text
+        if not stopped:
+            return FinishReason.LENGTH
+        return FinishReason.TOOL_CALLS if self.parser is not None and self.parser.num_calls else FinishReason.STOP
 
-    def flush(self) -> tuple[str, bool]:
-        """The text held back until now, and whether a stop string ends it."""
-        text, stopped = self.stop_checker.push(self.detokenizer.flush())
-        return (text, True) if stopped else (text + self.stop_checker.flush(), False)
+    def flush(self, delta: OutputDelta) -> bool:
+        """Adds what was held back until now; returns whether a stop string, or the last call allowed, ends it."""
+        if self._show(self.detokenizer.flush(), delta):
+            return True
+        if self.parser is not None and self._show_parts(self.parser.flush(), delta):
+            return True
+        delta.text += self.stop_checker.flush()
+        return False
+
+    def _show(self, text: str, delta: OutputDelta) -> bool:
+        if self.parser is not None:
+            return self._show_parts(self.parser.push(text), delta) or self.parser.finished
+        visible, stopped = self.stop_checker.push(text)
+        delta.text += visible
+        return stopped
+
+    def _show_parts(self, parts: Sequence[Part], delta: OutputDelta) -> bool:
+        """What follows a stop string is dropped, calls too."""
+        for part in parts:
+            if isinstance(part, str):
+                visible, stopped = self.stop_checker.push(part)
+                delta.text += visible
+                if stopped:
+                    return True
+            elif isinstance(part, ToolCallDelta):
+                delta.tool_calls = merge_calls((*delta.tool_calls, part))
+            else:
+                delta.reasoning += part.text
+        return False
 
 
 class OutputProcessor:
-    """Holds the text state of every request that has not ended."""
+    """Holds the text state of every request that has not ended. dialect: how the model's chats mark thoughts and tool calls."""
 
-    def __init__(self, tokenizer: TokenizerLike) -> None:
+    def __init__(self, tokenizer: TokenizerLike, dialect: Dialect | None = None) -> None:
         self._tokenizer = tokenizer
+        self._dialect = dialect
         self._states: dict[str, _TextState] = {}
+        # By whether tools may be called: ids of special tokens that are markers and so not left out.
+        self._markers = {tools: _single_tokens(tokenizer, dialect.tokens(tools)) if dialect else frozenset() for tools in (False, True)}
 
     def add(self, request: ScheduledRequest) -> None:
+        mode = request.answer
+        parser = AnswerParser(self._dialect, mode) if self._dialect and mode else None
         detokenizer = IncrementalDetokenizer(
-            self._tokenizer, prompt_ids=request.token_ids[-1:], strip_leading_space=request.strip_leading_space
+            self._tokenizer,
+            prompt_ids=request.token_ids[-1:],
+            strip_leading_space=request.strip_leading_space,
+            keep=self._markers[mode.tools] if mode else (),
         )
-        self._states[request.request_id] = _TextState(request, detokenizer, StopChecker(request.sampling.stop))
+        self._states[request.request_id] = _TextState(request, detokenizer, StopChecker(request.sampling.stop), parser)
 
     def process(self, plan: StepPlan, result: StepResult, now: float) -> StepOutputs:
         """Deltas and stops of a collected step, and the token times of its requests. Call it before `scheduler.update`.
@@ -86,23 +128,31 @@ class OutputProcessor:
             request.last_token_time = now
             delta = OutputDelta(token_ids=[token_id])
             try:
-                delta.text, reason = state.take(token_id)
+                reason = state.take(token_id, delta)
             except Exception:
                 logger.exception("request %s: its output cannot be turned into text", request.request_id)
                 delta.error, reason = InferenceServerError("the output could not be turned into text"), FinishReason.ERROR
-            state.has_text = state.has_text or bool(delta.text)
+            state.has_text = state.has_text or bool(delta.text or delta.reasoning or delta.tool_calls)
             outputs.deltas[request.request_id] = delta
             if reason is not None:
                 outputs.stops[request.request_id] = reason
         return outputs
 
     def has_text(self, request_id: str) -> bool:
-        """Whether any text of the request has gone out."""
+        """Whether anything of the request's answer has gone out."""
         return self._states[request_id].has_text
 
-    def flush(self, request_id: str) -> str:
-        """The text held back, for a request that ends between tokens."""
-        return self._states[request_id].flush()[0]
+    def flush(self, request_id: str) -> OutputDelta:
+        """What was held back, for a request that ends between tokens."""
+        delta = OutputDelta()
+        self._states[request_id].flush(delta)
+        return delta
 
     def remove(self, request_id: str) -> None:
         self._states.pop(request_id, None)
+
+
+def _single_tokens(tokenizer: TokenizerLike, texts: Sequence[str]) -> frozenset[int]:
+    """The ids of those texts that are one token."""
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    return frozenset(found[0] for found in ids if len(found) == 1)

@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -22,6 +22,7 @@ from inference_server.tokenization.errors import ChatTemplateError
 
 _PLAIN_TEMPLATE = "plain_dialogue.jinja"
 _PLAIN_STOPS = ("\nUser:",)
+_OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
 _PROBES = ("Apple", "7 days")  # share no first character, so no first token
 
 
@@ -29,7 +30,7 @@ class ChatTemplate:
     """A compiled template.
 
     `stop_strings` are those the template itself calls for, beside the model's end-of-turn ids. `strip_leading_space` says that an
-    answer starts with the space between the speaker's name and the text.
+    answer starts with the space between the speaker's name and the text. `variables` are the names that the template reads.
     """
 
     def __init__(
@@ -40,7 +41,8 @@ class ChatTemplate:
         self.stop_strings = stop_strings
         self.strip_leading_space = strip_leading_space
         self._special_tokens = special_tokens
-        self._template = _compile(source)
+        self._template, self.variables = _compile(source)
+        self.reserved = _OWN_VARIABLES.union(special_tokens)
 
     @classmethod
     def plain(cls, tokenizer: TokenizerLike) -> Self:
@@ -64,7 +66,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt for a conversation in OpenAI's message form; `kwargs` are further variables of the template.
+        """The prompt for a conversation in OpenAI's message form; `kwargs` are further variables of the template, none of `reserved`.
 
         Raises `ChatTemplateError` for content other than text, or a conversation that the template refuses.
         """
@@ -72,7 +74,7 @@ class ChatTemplate:
             **self._special_tokens,
             **kwargs,
             "messages": [_plain_message(message) for message in messages],
-            "tools": tools,
+            "tools": tools or None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -114,9 +116,25 @@ def _model_source(folder: Path) -> str | None:
 
 
 def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Text parts joined, no content as empty text, and `developer` by its older name, which templates know."""
+    """Text parts joined, no content as empty text, `developer` by its older name, and the arguments of tool calls as objects:
+    the form that templates know."""
     role = message.get("role")
-    return {**message, "role": "system" if role == "developer" else role, "content": _text(message.get("content"))}
+    plain = {**message, "role": "system" if role == "developer" else role, "content": _text(message.get("content"))}
+    if message.get("tool_calls"):
+        plain["tool_calls"] = [{**call, "function": _plain_function(call["function"])} for call in message["tool_calls"]]
+    return plain
+
+
+def _plain_function(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        raise ChatTemplateError(f"the arguments of a call of {function.get('name')!r} are not a JSON object")
+    return {**function, "arguments": arguments}
 
 
 def _text(content: Any) -> str:
@@ -142,7 +160,8 @@ class _GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _compile(source: str) -> Template:
+def _compile(source: str) -> tuple[Template, frozenset[str]]:
+    """The template, and the names of the variables that it reads."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
     )
@@ -150,7 +169,7 @@ def _compile(source: str) -> Template:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     try:
-        return environment.from_string(source)
+        return environment.from_string(source), frozenset(meta.find_undeclared_variables(environment.parse(source)))
     except TemplateError as error:
         raise ChatTemplateError(f"the chat template is not valid Jinja: {error}") from error
 
