@@ -45,13 +45,14 @@ class TestServer:
 def running(
     backend: EchoBackend | None = None,
     load: Callable[[], LoadedModel] | None = None,
+    load_model: Callable[[Settings, EchoBackend], LoadedModel] = load_echo,
     options: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Iterator[TestServer]:
     """A server whose port is open, and whose model is loaded unless `load` is given. options: fields of `ApiOptions`."""
     backend = backend or EchoBackend()
     configured = Settings(_env_file=None, served_model_name=MODEL_NAME, **settings)  # type: ignore[call-arg]
-    app = create_app(configured, load or (lambda: load_echo(configured, backend)))
+    app = create_app(configured, load or (lambda: load_model(configured, backend)))
     context: ApiContext = app.state.context
     api_options: ApiOptions = replace(context.options, **(options or {}))
     app.state.context = context = replace(context, options=api_options)

@@ -73,3 +73,9 @@ def test_leading_space_goes_only_from_a_text_of_its_own(fallback: Tokenizer) -> 
     answering = IncrementalDetokenizer(ByteTokenizer(), prompt_ids=[65], strip_leading_space=True)
     assert "".join(answering.push([i]) for i in ids) == " a b"
     assert "".join(stream(fallback, [fallback.encode(" the")])) == " the"
+
+
+def test_special_tokens_that_are_kept() -> None:
+    ids = [97, 256, 98, 257]
+    detokenizer = IncrementalDetokenizer(ByteTokenizer(), keep={256})
+    assert detokenizer.push(ids) + detokenizer.flush() == "a<bos>b"

@@ -84,7 +84,9 @@ class InputProcessor:
             raise InvalidRequestError("there are no messages", param=prompt.param)
         dialect = self._model.dialect
         if prompt.tools and (dialect is None or dialect.calls is None):
-            raise UnsupportedParameterError("this model's chat template has no form for tool calls that is known here", param="tools")
+            raise UnsupportedParameterError(
+                "the parameter 'tools' is not supported: this model's chat template has no tool calls", param="tools"
+            )
         variables = self._variables(prompt)
         try:
             return self._model.template.render(prompt.messages, add_generation_prompt=True, tools=prompt.tools, **variables)

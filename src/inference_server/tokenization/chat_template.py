@@ -22,7 +22,7 @@ from inference_server.tokenization.errors import ChatTemplateError
 
 _PLAIN_TEMPLATE = "plain_dialogue.jinja"
 _PLAIN_STOPS = ("\nUser:",)
-_OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
+_OWN_VARIABLES = frozenset({"self", "messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
 _PROBES = ("Apple", "7 days")  # share no first character, so no first token
 
 

@@ -1,4 +1,7 @@
-"""The native shape of `/generate`: one JSON object, or the events `{text, ttft_ms}`, `{text}`..., `{text: "", done: true, totals}`."""
+"""The native shape of `/generate`: one JSON object, or the events `{text, ttft_ms}`, `{text}`..., `{text: "", done: true, totals}`.
+
+Thoughts, where there are any, are `reasoning_content`, and in a stream events `{reasoning_content}`.
+"""
 
 from inference_server.api.formats.base import encode, event
 from inference_server.api.schemas.native import GenerateResponse, GenerateTotals
@@ -18,15 +21,16 @@ class NativeFormat:
 
     def body(self, result: OutputDelta) -> bytes:
         totals = self._totals(result).model_dump()
-        return GenerateResponse(text=result.text, token_ids=result.token_ids, **totals).model_dump_json().encode()
+        response = GenerateResponse(text=result.text, reasoning_content=result.reasoning, token_ids=result.token_ids, **totals)
+        return response.model_dump_json(exclude=None if result.reasoning else {"reasoning_content"}).encode()
 
     def events(self, delta: OutputDelta) -> bytes:
         if self._ttft_ms is None:
             self._ttft_ms = _milliseconds(self._clock() - self._arrival_time)
-        out = b""
+        out = event(encode({"reasoning_content": delta.reasoning})) if delta.reasoning else b""
         if delta.text:
             first = {} if self._text_sent else {"ttft_ms": self._ttft_ms}
-            out = event(encode({"text": delta.text, **first}))
+            out += event(encode({"text": delta.text, **first}))
             self._text_sent = True
         if delta.finish_reason is not None:
             out += event(encode({"text": "", "done": True, **self._totals(delta).model_dump(), "ttft_ms": self._ttft_ms}))

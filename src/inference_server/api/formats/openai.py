@@ -1,12 +1,12 @@
 """OpenAI's chat completions and completions.
 
-The chunks of a stream differ in a text and a finish reason only, so the rest is encoded once and a delta costs one string encoding.
+Most chunks of a stream differ in a text only, so the rest is encoded once and a delta costs one string encoding.
 """
 
 from typing import Any
 
 from inference_server.api.formats.base import encode, event, openai_usage
-from inference_server.core.outputs import OutputDelta
+from inference_server.core.outputs import CallState, OutputDelta, ToolCallDelta
 
 _SLOT = "\0"
 _ENCODED_SLOT = encode(_SLOT)
@@ -21,7 +21,7 @@ class OpenAIFormat:
     def __init__(self, response_id: str, model: str, created: int, include_usage: bool) -> None:
         self._envelope: dict[str, Any] = {"id": response_id, "object": self.whole_object, "created": created, "model": model}
         self._include_usage = include_usage
-        self._text_prefix, self._text_suffix = self._chunk(self.text_choice(_SLOT)).split(_ENCODED_SLOT)
+        self._text_chunk = self._around_slot(self.text_choice(_SLOT))
 
     def text_choice(self, text: str) -> dict[str, Any]:
         raise NotImplementedError
@@ -29,17 +29,20 @@ class OpenAIFormat:
     def final_choice(self, finish_reason: str) -> dict[str, Any]:
         raise NotImplementedError
 
-    def whole_choice(self, text: str, finish_reason: str) -> dict[str, Any]:
+    def whole_choice(self, result: OutputDelta) -> dict[str, Any]:
         raise NotImplementedError
 
     def body(self, result: OutputDelta) -> bytes:
-        assert result.finish_reason is not None
         assert result.usage is not None
-        choice = self.whole_choice(result.text, result.finish_reason)
+        choice = self.whole_choice(result)
         return encode({**self._envelope, "choices": [choice], "usage": openai_usage(result.usage)})
 
+    def content(self, delta: OutputDelta) -> bytes:
+        """The chunks of what is new in the answer."""
+        return _fill(self._text_chunk, delta.text) if delta.text else b""
+
     def events(self, delta: OutputDelta) -> bytes:
-        out = self._text_prefix + encode(delta.text) + self._text_suffix if delta.text else b""
+        out = self.content(delta)
         if delta.finish_reason is None:
             return out
         assert delta.usage is not None
@@ -52,6 +55,10 @@ class OpenAIFormat:
         usage = {"usage": None} if self._include_usage else {}
         return event(encode({**self._envelope, "object": self.chunk_object, "choices": [choice], **usage}))
 
+    def _around_slot(self, choice: dict[str, Any]) -> tuple[bytes, bytes]:
+        prefix, suffix = self._chunk(choice).split(_ENCODED_SLOT)
+        return prefix, suffix
+
 
 class CompletionFormat(OpenAIFormat):
     """`/v1/completions`."""
@@ -62,14 +69,14 @@ class CompletionFormat(OpenAIFormat):
         return {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
 
     def final_choice(self, finish_reason: str) -> dict[str, Any]:
-        return self.whole_choice("", finish_reason)
+        return {"index": 0, "text": "", "logprobs": None, "finish_reason": finish_reason}
 
-    def whole_choice(self, text: str, finish_reason: str) -> dict[str, Any]:
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def whole_choice(self, result: OutputDelta) -> dict[str, Any]:
+        return {"index": 0, "text": result.text, "logprobs": None, "finish_reason": result.finish_reason}
 
 
 class ChatFormat(OpenAIFormat):
-    """`/v1/chat/completions`. The first chunk of a stream says who speaks."""
+    """`/v1/chat/completions`. The first chunk of a stream says who speaks; `content` is null where there are only tool calls."""
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -77,6 +84,16 @@ class ChatFormat(OpenAIFormat):
     def __init__(self, response_id: str, model: str, created: int, include_usage: bool) -> None:
         super().__init__(response_id, model, created, include_usage)
         self._started = False
+        self._reasoning_chunk = self._around_slot(_chat_choice({"reasoning_content": _SLOT}))
+        self._call_numbers: dict[int, int] = {}
+
+    def content(self, delta: OutputDelta) -> bytes:
+        out = super().content(delta)
+        if delta.reasoning:
+            out = _fill(self._reasoning_chunk, delta.reasoning) + out
+        if calls := [self._call(piece) for piece in delta.tool_calls if piece.state is not CallState.BROKEN]:
+            out += self._chunk(_chat_choice({"tool_calls": calls}))
+        return out
 
     def events(self, delta: OutputDelta) -> bytes:
         out = super().events(delta)
@@ -91,10 +108,30 @@ class ChatFormat(OpenAIFormat):
     def final_choice(self, finish_reason: str) -> dict[str, Any]:
         return _chat_choice({}, finish_reason)
 
-    def whole_choice(self, text: str, finish_reason: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
+    def whole_choice(self, result: OutputDelta) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": result.text, "refusal": None}
+        if result.reasoning:
+            message["reasoning_content"] = result.reasoning
+        if calls := [call for call in result.tool_calls if call.state is CallState.COMPLETE]:
+            message["content"] = result.text or None
+            message["tool_calls"] = [{"id": call.id, "type": "function", "function": _function(call)} for call in calls]
+        return {"index": 0, "message": message, "logprobs": None, "finish_reason": result.finish_reason}
+
+    def _call(self, piece: ToolCallDelta) -> dict[str, Any]:
+        """Calls are numbered in the order in which the client sees them; one that broke before it was sent has no number."""
+        if not piece.name:
+            return {"index": self._call_numbers[piece.index], "function": {"arguments": piece.arguments}}
+        number = self._call_numbers[piece.index] = len(self._call_numbers)
+        return {"index": number, "id": piece.id, "type": "function", "function": _function(piece)}
 
 
 def _chat_choice(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
     return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _function(call: ToolCallDelta) -> dict[str, str]:
+    return {"name": call.name, "arguments": call.arguments}
+
+
+def _fill(around: tuple[bytes, bytes], text: str) -> bytes:
+    return around[0] + encode(text) + around[1]

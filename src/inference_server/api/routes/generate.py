@@ -17,7 +17,7 @@ async def generate(body: GenerateBody, request: Request, context: Context) -> Re
     """Answer one text, as JSON or as a stream of events."""
     arrival_time: float = request.state.arrival_time
     generation = GenerationRequest(
-        prompt=ChatPrompt([{"role": "user", "content": body.text}], param="text"),
+        prompt=ChatPrompt([{"role": "user", "content": body.text}], variables=body.chat_template_kwargs, param="text"),
         arrival_time=arrival_time,
         client_id=request.state.client_id,
         session_id=body.session_id,

@@ -6,7 +6,7 @@ from inference_server.api.context import Context
 from inference_server.api.fairness import fairness_key
 from inference_server.api.formats.openai import ChatFormat, CompletionFormat
 from inference_server.api.generation import respond
-from inference_server.api.schemas.chat import ChatCompletionBody, chat_prompt
+from inference_server.api.schemas.chat import ChatCompletionBody
 from inference_server.api.schemas.completions import DEFAULT_MAX_TOKENS, CompletionBody
 from inference_server.core.generation import GenerationRequest
 
@@ -36,7 +36,7 @@ async def chat_completions(body: ChatCompletionBody, request: Request, context: 
     """Answer a conversation."""
     context.check_model_name(body.model)
     generation = GenerationRequest(
-        prompt=chat_prompt(body.messages),
+        prompt=body.prompt(),
         arrival_time=request.state.arrival_time,
         client_id=request.state.client_id,
         fairness_key=fairness_key(request, body.user),

@@ -4,7 +4,6 @@ from fastapi import APIRouter, Response
 
 from inference_server.api.context import Context
 from inference_server.api.formats.base import encode
-from inference_server.api.schemas.chat import chat_prompt
 from inference_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
 
 router = APIRouter(tags=["tokens"])
@@ -17,7 +16,7 @@ async def tokenize(body: TokenizeBody, context: Context) -> Response:
     Encoded here: a framework that looks at each of a million ids would hold up the event loop for seconds.
     """
     context.check_model_name(body.model)
-    prompt = chat_prompt(body.messages) if body.messages is not None else body.prompt or ""
+    prompt = body.chat_prompt() if body.messages is not None else body.prompt or ""
     tokens = await context.engine.tokenize(prompt, body.add_special_tokens)
     model = context.engine.model
     assert model is not None  # or it could not have tokenised

@@ -5,9 +5,11 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from inference_server.api.schemas.base import RequestBody
-from inference_server.api.schemas.chat import ChatMessage
+from inference_server.api.schemas.chat import ChatMessage, TemplateVariables, plain_messages
 from inference_server.api.schemas.completions import TokenId
 from inference_server.api.schemas.sampling import Label
+from inference_server.api.schemas.tools import Tools, offered
+from inference_server.core.generation import ChatPrompt
 
 
 class TokenizeBody(RequestBody):
@@ -16,6 +18,8 @@ class TokenizeBody(RequestBody):
     model: Label | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1)
+    tools: Tools = Field([])
+    chat_template_kwargs: TemplateVariables = Field({})
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
@@ -23,6 +27,10 @@ class TokenizeBody(RequestBody):
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("exactly one of prompt and messages is required")
         return self
+
+    def chat_prompt(self) -> ChatPrompt:
+        messages = plain_messages(self.messages or [])
+        return ChatPrompt(messages, tools=offered(self.tools, "auto"), variables=self.chat_template_kwargs)
 
 
 class DetokenizeBody(RequestBody):

@@ -1,0 +1,113 @@
+"""The functions that a model may call, and its calls in a conversation, in the OpenAI form."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+
+from inference_server.api.schemas.base import RequestBody
+from inference_server.core.errors import UnsupportedParameterError
+
+MAX_TOOLS = 128
+MAX_SCHEMA_DEPTH = 32
+
+_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+def _object_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema.get("type", "object") != "object":
+        raise ValueError("the type of a function's parameters is object")
+    _check(schema, "parameters", 1)
+    return _NO_PARAMETERS | schema
+
+
+def _check(schema: Any, path: str, depth: int) -> None:
+    """Raises ValueError where chat templates would stumble: `schema` has the shape of a JSON schema, whatever it says."""
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, dict):
+        raise ValueError(f"{path} is not a JSON schema")
+    if depth > MAX_SCHEMA_DEPTH:
+        raise ValueError(f"the parameters are nested more than {MAX_SCHEMA_DEPTH} deep")
+    types = schema.get("type", [])
+    if not _TYPES.issuperset(map(str, types if isinstance(types, list) else [types])):
+        raise ValueError(f"{path}.type is not a type of JSON")
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise ValueError(f"{path}.required is not a list of names")
+    if not isinstance(schema.get("enum", []), list):
+        raise ValueError(f"{path}.enum is not a list")
+    for key in ("properties", "$defs", "definitions"):
+        named = schema.get(key, {})
+        if not isinstance(named, dict):
+            raise ValueError(f"{path}.{key} is not an object")
+        for name, inner in named.items():
+            _check(inner, f"{path}.{key}.{name[:64]}", depth + 1)
+    for key in ("items", "additionalProperties", "not"):
+        _check(schema.get(key, True), f"{path}.{key}", depth + 1)
+    for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        alternatives = schema.get(key, [])
+        if not isinstance(alternatives, list):
+            raise ValueError(f"{path}.{key} is not a list")
+        for inner in alternatives:
+            _check(inner, f"{path}.{key}", depth + 1)
+
+
+class Function(RequestBody):
+    """parameters: a JSON schema, shown to the model and not enforced; so `strict` is refused. Without them, the function has none."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_object_schema)] = _NO_PARAMETERS
+
+
+class Tool(RequestBody):
+    type: Literal["function"]
+    function: Function
+
+
+def _functions_only(value: Any) -> Any:
+    for tool in value if isinstance(value, list) else ():
+        if isinstance(tool, dict) and isinstance(kind := tool.get("type"), str) and kind != "function":
+            raise UnsupportedParameterError(f"tools of type '{kind[:64]}' are not supported", param="tools")
+    return value
+
+
+def _different_names(tools: list[Tool]) -> list[Tool]:
+    if len({tool.function.name for tool in tools}) < len(tools):
+        raise ValueError("two functions have the same name")
+    return tools
+
+
+def _no_forced_call(value: Any) -> Any:
+    if value == "required" or isinstance(value, dict):
+        raise UnsupportedParameterError(
+            "the parameter 'tool_choice' is not supported with values other than 'none' and 'auto'", param="tool_choice"
+        )
+    return value
+
+
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(_different_names), BeforeValidator(_functions_only)]
+ToolChoice = Annotated[Literal["none", "auto"], BeforeValidator(_no_forced_call)]
+
+
+class CalledFunction(RequestBody):
+    """arguments: a JSON object, as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(RequestBody):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+def offered(tools: Sequence[Tool], choice: str) -> Sequence[Mapping[str, Any]]:
+    """The tools as the chat template gets them. With `none` the model does not see them, and so calls none."""
+    return [] if choice == "none" else [tool.model_dump(exclude_none=True) for tool in tools]
