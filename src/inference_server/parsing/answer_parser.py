@@ -36,6 +36,7 @@ class AnswerParser:
         self._in_thought = self._touched_thought = mode.in_thought
         self._at_start = not mode.in_thought
         self._trims = mode.in_thought
+        self._is_plain = False  # amid visible text
         self._held = ""
         self._num_undecided = 0
         self._reader: CallReader | None = None
@@ -52,6 +53,8 @@ class AnswerParser:
 
     def push(self, text: str) -> list[Part]:
         """Take more text; returns what is decided, in order."""
+        if self._is_plain and not self._held and "<" not in text:
+            return [text] if text else []
         parts: list[Part] = []
         if text:
             rest, self._held = self._held + text, ""
@@ -87,7 +90,7 @@ class AnswerParser:
             if opener.startswith(text):
                 self._held = text
                 return ""
-        self._at_start = False
+        self._at_start, self._is_plain = False, True
         at, opener = _first(text, self._openers)
         if not opener:
             at = len(text) - _num_undecided(text, self._openers)
@@ -96,6 +99,7 @@ class AnswerParser:
             parts.append(text[:at])
         if not opener:
             return ""
+        self._is_plain = False
         if self._calls is not None and opener == self._calls.opener:
             self._reader = CallReader(self._calls.rule)
             return text[at + len(opener) :]
