@@ -6,7 +6,8 @@ Most chunks of a stream differ in a text only, so the rest is encoded once and a
 from typing import Any
 
 from inference_server.api.formats.base import encode, event, openai_usage
-from inference_server.core.outputs import CallState, OutputDelta, ToolCallDelta
+from inference_server.api.formats.chat_message import CallPieces, whole_message
+from inference_server.core.outputs import OutputDelta
 
 _SLOT = "\0"
 _ENCODED_SLOT = encode(_SLOT)
@@ -76,7 +77,7 @@ class CompletionFormat(OpenAIFormat):
 
 
 class ChatFormat(OpenAIFormat):
-    """`/v1/chat/completions`. The first chunk of a stream says who speaks; `content` is null where there are only tool calls."""
+    """`/v1/chat/completions`. The first chunk of a stream says who speaks."""
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -85,14 +86,14 @@ class ChatFormat(OpenAIFormat):
         super().__init__(response_id, model, created, include_usage)
         self._started = False
         self._reasoning_chunk = self._around_slot(_chat_choice({"reasoning_content": _SLOT}))
-        self._call_numbers: dict[int, int] = {}
+        self._calls = CallPieces()
 
     def content(self, delta: OutputDelta) -> bytes:
         out = super().content(delta)
         if delta.reasoning:
             out = _fill(self._reasoning_chunk, delta.reasoning) + out
-        if calls := [self._call(piece) for piece in delta.tool_calls if piece.state is not CallState.BROKEN]:
-            out += self._chunk(_chat_choice({"tool_calls": calls}))
+        if delta.tool_calls and (calls := self._calls.delta(delta.tool_calls)):
+            out += self._chunk(_chat_choice(calls))
         return out
 
     def events(self, delta: OutputDelta) -> bytes:
@@ -109,28 +110,11 @@ class ChatFormat(OpenAIFormat):
         return _chat_choice({}, finish_reason)
 
     def whole_choice(self, result: OutputDelta) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": result.text, "refusal": None}
-        if result.reasoning:
-            message["reasoning_content"] = result.reasoning
-        if calls := [call for call in result.tool_calls if call.state is CallState.COMPLETE]:
-            message["content"] = result.text or None
-            message["tool_calls"] = [{"id": call.id, "type": "function", "function": _function(call)} for call in calls]
-        return {"index": 0, "message": message, "logprobs": None, "finish_reason": result.finish_reason}
-
-    def _call(self, piece: ToolCallDelta) -> dict[str, Any]:
-        """Calls are numbered in the order in which the client sees them; one that broke before it was sent has no number."""
-        if not piece.name:
-            return {"index": self._call_numbers[piece.index], "function": {"arguments": piece.arguments}}
-        number = self._call_numbers[piece.index] = len(self._call_numbers)
-        return {"index": number, "id": piece.id, "type": "function", "function": _function(piece)}
+        return {"index": 0, "message": whole_message(result), "logprobs": None, "finish_reason": result.finish_reason}
 
 
 def _chat_choice(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
     return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-
-
-def _function(call: ToolCallDelta) -> dict[str, str]:
-    return {"name": call.name, "arguments": call.arguments}
 
 
 def _fill(around: tuple[bytes, bytes], text: str) -> bytes:
