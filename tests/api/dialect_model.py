@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from echo_model import MAX_MODEL_LEN, SPEC, EchoBackend, load_echo
 
 from inference_server.config import Settings
-from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import ScheduledRequest
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.parsing.dialect import detect_dialect
@@ -99,11 +98,7 @@ class ScriptedBackend(EchoBackend):
     answer: str = ""
     prompts: list[str] = field(default_factory=list)
 
-    def launch(self, plan: StepPlan) -> StepResult:
-        rows = zip(plan.requests, plan.starts, plan.num_new_tokens, plan.samples, strict=True)
-        return StepResult(plan.step_id, [self._token(request, start + new) if samples else -1 for request, start, new, samples in rows])
-
-    def _token(self, request: ScheduledRequest, position: int) -> int:
+    def token(self, request: ScheduledRequest, position: int) -> int:
         index = position - request.num_prompt_tokens
         if not index:
             self.prompts.append(TOKENIZER.decode(request.token_ids, skip_special_tokens=False))

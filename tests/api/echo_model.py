@@ -43,7 +43,10 @@ class EchoBackend:
         if self.failing:
             raise StepFailedError("a secret of the inside")
         rows = zip(plan.requests, plan.starts, plan.num_new_tokens, plan.samples, strict=True)
-        return StepResult(plan.step_id, [_echo(request, start + new) if samples else -1 for request, start, new, samples in rows])
+        return StepResult(plan.step_id, [self.token(request, start + new) if samples else -1 for request, start, new, samples in rows])
+
+    def token(self, request: ScheduledRequest, position: int) -> int:
+        return _echo(request, position)
 
     def sample(self, step: StepResult) -> None: ...
 

@@ -112,6 +112,26 @@ def test_the_environment_is_that_of_published_templates() -> None:
     assert template("{{ strftime_now('%Y') }}").render([]).isdigit()
 
 
+def test_the_arguments_of_calls_are_objects() -> None:
+    def rendered(arguments: Any) -> str:
+        calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+        source = "{% for k, v in messages[0].tool_calls[0].function.arguments.items() %}{{ k }}={{ v }}{% endfor %}"
+        return template(source).render([{"role": "assistant", "content": None, "tool_calls": calls}])
+
+    assert rendered('{"a": 1}') == rendered({"a": 1}) == "a=1"
+    assert rendered("") == rendered("{}") == ""
+    for arguments in ("[]", "{", "1", "null"):
+        with pytest.raises(ChatTemplateError, match="'f' are not a JSON object"):
+            rendered(arguments)
+
+
+def test_the_variables_that_a_template_reads() -> None:
+    switch = template("{% set x = 1 %}{{ x }}{% if enable_thinking %}{{ messages }}{% endif %}{{ raise_exception('') if y else '' }}")
+    assert {"enable_thinking", "messages", "y"} <= switch.variables
+    assert "x" not in switch.variables
+    assert {"messages", "tools", "bos_token"} <= switch.reserved
+
+
 def test_plain_dialogue() -> None:
     plain = ChatTemplate.plain(TOKENIZER)
     messages = [

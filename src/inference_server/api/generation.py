@@ -1,8 +1,7 @@
 """Runs one generation for a route: whole or streamed, and never longer than its client stays.
 
 A stream's response begins with its first delta, so that what fails before has a proper status; but it waits for that no longer than
-one ping interval, lest a proxy gives up during a long prompt. What fails later is an error event. Every stream that is not cut off ends
-with `data: [DONE]`, after an error too.
+one ping interval, lest a proxy gives up during a long prompt. What fails later is an event, and the format says how a stream ends.
 """
 
 import asyncio
@@ -14,9 +13,9 @@ from fastapi import Request, Response
 from starlette.types import Receive
 
 from inference_server.api.context import ApiContext
-from inference_server.api.errors import ClientDisconnectedError, engine_error_body
-from inference_server.api.formats.base import ResponseFormat, event
-from inference_server.api.sse import DONE, PING, TokenStreamResponse
+from inference_server.api.errors import ClientDisconnectedError
+from inference_server.api.formats.base import ResponseFormat
+from inference_server.api.sse import PING, TokenStreamResponse
 from inference_server.core.generation import GenerationRequest
 from inference_server.core.outputs import OutputDelta
 from inference_server.engine.request_stream import RequestStream
@@ -90,4 +89,4 @@ async def _events(tokens: RequestStream, first: asyncio.Future[OutputDelta], res
         if chunk := response_format.events(delta):
             yield chunk
         delta = await anext(tokens)
-    yield (event(engine_error_body(delta.error)) if delta.error else response_format.events(delta)) + DONE
+    yield (response_format.failure(delta.error) if delta.error else response_format.events(delta)) + response_format.end

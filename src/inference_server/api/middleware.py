@@ -12,7 +12,7 @@ from inference_server.api.context import ApiContext
 from inference_server.api.errors import engine_error_response, error_body, json_error
 from inference_server.core.errors import InferenceServerError
 
-GENERATION_ROUTES = frozenset({"/generate", "/v1/completions", "/v1/chat/completions"})
+GENERATION_ROUTES = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses"})
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CLIENT_ID = re.compile(rb"[A-Za-z0-9._:/-]{1,128}")
 

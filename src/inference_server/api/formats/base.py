@@ -3,6 +3,9 @@
 import json
 from typing import Any, Protocol
 
+from inference_server.api.errors import engine_error_body
+from inference_server.api.sse import DONE
+from inference_server.core.errors import InferenceServerError
 from inference_server.core.outputs import OutputDelta, Usage
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -18,6 +21,24 @@ class ResponseFormat(Protocol):
     def events(self, delta: OutputDelta) -> bytes:
         """The server-sent events of one delta without an error, closing ones included if it is terminal; may be empty."""
         ...
+
+    def failure(self, error: InferenceServerError) -> bytes:
+        """The last events of a stream that an error ends."""
+        ...
+
+    @property
+    def end(self) -> bytes:
+        """What follows the last event, after an error too."""
+        ...
+
+
+class DataEvents:
+    """The end of a stream whose events are `data:` lines: an error in the one shape, and `[DONE]`."""
+
+    end = DONE
+
+    def failure(self, error: InferenceServerError) -> bytes:
+        return event(engine_error_body(error))
 
 
 def event(payload: bytes) -> bytes:

@@ -3,13 +3,13 @@
 Thoughts, where there are any, are `reasoning_content`, and in a stream events `{reasoning_content}`.
 """
 
-from inference_server.api.formats.base import encode, event
+from inference_server.api.formats.base import DataEvents, encode, event
 from inference_server.api.schemas.native import GenerateResponse, GenerateTotals
 from inference_server.core.clock import Clock
 from inference_server.core.outputs import OutputDelta
 
 
-class NativeFormat:
+class NativeFormat(DataEvents):
     """arrival_time: of the request at the server, by `clock`."""
 
     def __init__(self, request_id: str, arrival_time: float, clock: Clock) -> None:

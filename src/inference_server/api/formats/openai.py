@@ -5,7 +5,7 @@ Most chunks of a stream differ in a text only, so the rest is encoded once and a
 
 from typing import Any
 
-from inference_server.api.formats.base import encode, event, openai_usage
+from inference_server.api.formats.base import DataEvents, encode, event, openai_usage
 from inference_server.api.formats.chat_message import CallPieces, whole_message
 from inference_server.core.outputs import OutputDelta
 
@@ -13,7 +13,7 @@ _SLOT = "\0"
 _ENCODED_SLOT = encode(_SLOT)
 
 
-class OpenAIFormat:
+class OpenAIFormat(DataEvents):
     """What both shapes share. include_usage: one last chunk with the usage and no choices, and `usage: null` on all others."""
 
     whole_object: str

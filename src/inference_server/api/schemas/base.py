@@ -30,6 +30,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "allowed_token_ids": ([],),
         "annotations": ([],),
         "bad_words": ([],),
+        "background": (False,),
         "best_of": (1,),
         "continue_final_message": (False,),
         "continuous_usage_stats": (False,),
@@ -37,6 +38,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "frequency_penalty": (0,),
         "function_call": ("none", "auto"),
         "functions": ([],),
+        "include": ([],),
         "include_stop_str_in_output": (False,),
         "length_penalty": (1,),
         "logit_bias": ({},),
@@ -55,6 +57,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "strict": (False,),
         "suffix": ("",),
         "top_logprobs": (0,),
+        "truncation": ("disabled",),
         "use_beam_search": (False,),
         "verbosity": ("medium",),
     }

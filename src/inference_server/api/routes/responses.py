@@ -1,0 +1,51 @@
+"""`POST /v1/responses`, without a memory: nothing is stored, whatever `store` says, and the answer says so."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from inference_server.api.context import Context
+from inference_server.api.fairness import fairness_key
+from inference_server.api.formats.responses import ResponsesFormat
+from inference_server.api.generation import respond
+from inference_server.api.schemas.responses import ResponsesBody
+from inference_server.core.generation import GenerationRequest
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+
+@router.post("/responses", response_class=Response)
+async def responses(body: ResponsesBody, request: Request, context: Context) -> Response:
+    """Answer a text, or a conversation as items."""
+    context.check_model_name(body.model)
+    generation = GenerationRequest(
+        prompt=body.prompt(),
+        arrival_time=request.state.arrival_time,
+        client_id=request.state.client_id,
+        fairness_key=fairness_key(request, body.user),
+        **body.sampling_fields(),
+    )
+    known = _known(body, context.options.served_model_name, int(context.wall_clock()))
+    return await respond(request, context, generation, lambda id_: ResponsesFormat(id_, known), body.stream)
+
+
+def _known(body: ResponsesBody, model: str, created: int) -> dict[str, Any]:
+    """The fields of a response that repeat the request. A sampling value of null is the model's default."""
+    return {
+        "created_at": created,
+        "model": model,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "previous_response_id": None,
+        "reasoning": {"effort": body.reasoning.effort, "summary": None},
+        "store": False,
+        "temperature": body.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": body.tool_choice,
+        "tools": [{"type": "function", "strict": False, **tool.function.model_dump()} for tool in body.tools],
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "user": body.user or None,
+    }
