@@ -58,6 +58,7 @@ def test_gemma_becomes_json(value: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
+        ("{a:None,b:[None,Nonesuch]}", {"a": None, "b": [None, "Nonesuch"]}),
         ("{a:1, b :true,c:null}", {"a": 1, "b": True, "c": None}),
         ("{city:New York ,time:12:30,n:-1e5}", {"city": "New York", "time": "12:30", "n": -1e5}),
         ('{"a":"x\\n\\u00e9","b":NaN}', {"a": "x\né", "b": "NaN"}),

@@ -125,6 +125,16 @@ def test_the_arguments_of_calls_are_objects() -> None:
             rendered(arguments)
 
 
+def test_results_go_where_the_template_looks_for_them() -> None:
+    calls = [{"id": name, "type": "function", "function": {"name": f"f{name}", "arguments": "{}"}} for name in "ab"]
+    results = [{"role": "tool", "tool_call_id": name, "content": f"r{name}"} for name in "bac"]
+    messages = [{"role": "assistant", "content": None, "tool_calls": calls}, *results, {"role": "user", "content": "x"}]
+    embedded = "{% for m in messages %}{{ m.role }}{% for r in m.tool_responses %} {{ r.name }}={{ r.response }}{% endfor %};{% endfor %}"
+    assert template(embedded).render(messages) == "assistant fb=rb fa=ra unknown=rc;user;"
+    assert template("{# tool_call_id #}" + embedded).render(messages) == "assistant;tool;tool;tool;user;"
+    assert template(embedded).render(results[:1]) == "tool;"
+
+
 def test_the_variables_that_a_template_reads() -> None:
     switch = template("{% set x = 1 %}{{ x }}{% if enable_thinking %}{{ messages }}{% endif %}{{ raise_exception('') if y else '' }}")
     assert {"enable_thinking", "messages", "y"} <= switch.variables

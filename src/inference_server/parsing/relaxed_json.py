@@ -137,7 +137,8 @@ class RelaxedJson:
                 self._emit(json.dumps(text[: len(text) - num_matched], ensure_ascii=False)[1:-1])
 
     def _word(self, char: str) -> Rule:
-        """A number, true, false or null; with a quote of its own, a format may have other words, which are strings."""
+        """A number, true, false or null; with a quote of its own, a format may have other words, which are strings, but for `None`:
+        the templates of such a format write null that way."""
         word = []
         while char not in _WORD_ENDS:
             word.append(char)
@@ -148,7 +149,7 @@ class RelaxedJson:
         except ValueError:
             if not (text and self._quote):
                 raise Malformed from None
-            text = json.dumps(text, ensure_ascii=False)
+            text = "null" if text == "None" else json.dumps(text, ensure_ascii=False)
         self._emit(text)
         return char
 

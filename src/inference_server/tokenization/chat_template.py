@@ -43,6 +43,7 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         self._template, self.variables = _compile(source)
         self.reserved = _OWN_VARIABLES.union(special_tokens)
+        self._embeds_results = "tool_responses" in source and "tool_call_id" not in source
 
     @classmethod
     def plain(cls, tokenizer: TokenizerLike) -> Self:
@@ -70,10 +71,11 @@ class ChatTemplate:
 
         Raises `ChatTemplateError` for content other than text, or a conversation that the template refuses.
         """
+        plain = [_plain_message(message) for message in messages]
         variables = {
             **self._special_tokens,
             **kwargs,
-            "messages": [_plain_message(message) for message in messages],
+            "messages": _embed_results(plain) if self._embeds_results else plain,
             "tools": tools or None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -158,6 +160,19 @@ class _GenerationBlock(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _embed_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results of tools as part of the message that called them: the form of Gemma 4's first templates, which know no role for them."""
+    embedded: list[dict[str, Any]] = []
+    for message in messages:
+        calls = embedded[-1].get("tool_calls") if embedded and message["role"] == "tool" else None
+        if calls:
+            name = next((call["function"]["name"] for call in calls if call.get("id") == message.get("tool_call_id")), "unknown")
+            embedded[-1].setdefault("tool_responses", []).append({"name": name, "response": message["content"]})
+        else:
+            embedded.append(message)
+    return embedded
 
 
 def _compile(source: str) -> tuple[Template, frozenset[str]]:
