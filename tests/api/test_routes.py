@@ -8,14 +8,8 @@ from echo_model import MAX_MODEL_LEN, MODEL_NAME, TOKENIZER
 from inference_server import __version__
 
 ROUTES = {
-    *(
-        "POST /generate",
-        "POST /v1/completions",
-        "POST /v1/chat/completions",
-        "POST /v1/responses",
-        "GET /v1/models",
-        "GET /v1/models/{model_id}",
-    ),
+    *("POST /generate", "POST /v1/completions", "POST /v1/chat/completions", "POST /v1/responses"),
+    *("GET /v1/models", "GET /v1/models/{model_id}"),
     *("POST /tokenize", "POST /detokenize", "GET /version", "GET /scheduler/stats", "GET /cache/stats", "GET /metrics"),
     *("GET /health", "GET /health/live", "GET /ready", "GET /health/ready"),
 }

@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 from engine_fakes import EOS, TOKENIZER, loaded
 
-from inference_server.core.errors import InvalidRequestError, PromptTooLongError
+from inference_server.core.errors import InvalidRequestError, PromptTooLongError, UnsupportedParameterError
 from inference_server.core.generation import ChatPrompt, GenerationRequest
 from inference_server.core.model_spec import GenerationDefaults
 from inference_server.core.options import EngineOptions
+from inference_server.core.request import AnswerMode
 from inference_server.engine.input_processor import InputProcessor
+from inference_server.parsing.dialect import JSON_CALLS, THINK_TAGS, Dialect
 from inference_server.tokenization.chat_template import ChatTemplate
 
 CHAT = ChatPrompt([{"role": "user", "content": "hi"}])
@@ -56,6 +58,25 @@ def test_only_the_answer_of_a_plain_dialogue_loses_its_leading_space() -> None:
     assert plain.process(GenerationRequest(CHAT, 0.0)).strip_leading_space
     assert not plain.process(GenerationRequest("hi", 0.0)).strip_leading_space
     assert not processor().process(GenerationRequest(CHAT, 0.0)).strip_leading_space
+
+
+def test_chats_are_looked_into_and_raw_prompts_are_not() -> None:
+    template = ChatTemplate("{{ messages[0].content }}{% if opened %}<think>\n{% endif %}", {})
+    inputs = InputProcessor(replace(loaded(), template=template, dialect=Dialect(THINK_TAGS, JSON_CALLS)), EngineOptions())
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    asked = replace(CHAT, tools=tools, parallel_tool_calls=False, variables={"opened": True})
+    assert inputs.process(GenerationRequest(CHAT, 0.0)).answer == AnswerMode()
+    assert inputs.process(GenerationRequest(asked, 0.0)).answer == AnswerMode(in_thought=True, tools=True, parallel=False)
+    assert inputs.process(GenerationRequest("<think>", 0.0)).answer is None
+
+
+def test_what_the_model_does_not_have_is_refused_by_name() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for fields in ({"tools": tools}, {"reasoning_effort": "none"}):
+        with pytest.raises(UnsupportedParameterError) as refusal:
+            processor().process(GenerationRequest(replace(CHAT, **fields), 0.0))  # type: ignore[arg-type]
+        assert refusal.value.param in fields
+        assert str(refusal.value.param) in refusal.value.message
 
 
 def test_seeds_are_kept_or_drawn() -> None:

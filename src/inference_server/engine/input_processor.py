@@ -146,7 +146,8 @@ class InputProcessor:
 def text_length(prompt: Prompt) -> int:
     """Characters to tokenise, roughly: what decides whether that may run on the event loop. Token ids cost nothing."""
     if isinstance(prompt, ChatPrompt):
-        return len(str(prompt.tools)) + sum(len(str(message)) + _MARKUP for message in prompt.messages)
+        texts = (value for message in (*prompt.messages, prompt.variables) for value in message.values())
+        return len(str(prompt.tools)) + len(prompt.messages) * _MARKUP + sum(len(str(text)) for text in texts)
     return len(prompt) if isinstance(prompt, str) else 0
 
 
