@@ -5,6 +5,7 @@ logits of the rows that sample, their tokens. What a row may attend to is the pl
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from torch import Tensor
 from inference_server.backends.device import free_bytes, select_device, select_dtype, step_errors, use_available_cores
 from inference_server.backends.input_batch import InputBatch
 from inference_server.backends.kv_tensors import KVTensors
-from inference_server.checkpoints.errors import CheckpointError
 from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import ModelSpec
@@ -75,10 +75,10 @@ class PagedBackend:
         ops = self._ops = select_ops(self._device, dtype)
         config = family.config_from_dict(config_dict)
         try:
-            weights = self._open_weights(dtype, ops)
-            self._model = family.model(config, weights)
-        except (CheckpointError, torch.OutOfMemoryError) as error:
-            raise ModelLoadError(str(error).splitlines()[0]) from error
+            with closing(self._open_weights(dtype, ops)) as weights:
+                self._model = family.model(config, weights)
+        except (RuntimeError, MemoryError) as error:  # out of memory is either
+            raise ModelLoadError(f"{architecture} cannot be built on {self._device}: {str(error).partition(chr(10))[0]}") from error
         self._max_model_len = config.max_position_embeddings
         return ModelSpec(
             architecture=architecture,

