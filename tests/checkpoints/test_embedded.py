@@ -43,6 +43,7 @@ def test_it_is_converted_with_its_terms_and_without_the_intermediate(
         "config.json",
         "generation_config.json",
         "model.safetensors",
+        "sizes.json",
         "tokenizer.json",
         "tokenizer_config.json",
     ]

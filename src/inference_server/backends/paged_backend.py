@@ -73,7 +73,10 @@ class PagedBackend:
         if self._device.type == "cpu":
             use_available_cores()
         ops = self._ops = select_ops(self._device, dtype)
-        config = family.config_from_dict(config_dict)
+        try:
+            config = family.config_from_dict(config_dict)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ModelLoadError(f"{self._folder / 'config.json'} is damaged: {error!r}") from error
         try:
             with closing(self._open_weights(dtype, ops)) as weights:
                 self._model = family.model(config, weights)

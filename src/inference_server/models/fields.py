@@ -6,6 +6,17 @@ from typing import Any
 
 from inference_server.core.errors import ModelLoadError
 
+_SIZES = {
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+}
+
 
 class ConfigFields(dict[str, Any]):
     """The fields of the text model; those of a multimodal checkpoint lie one level down. A missing one raises ModelLoadError."""
@@ -13,6 +24,9 @@ class ConfigFields(dict[str, Any]):
     def __init__(self, config: Mapping[str, Any], family: str) -> None:
         super().__init__({**config, **config.get("text_config", {})})
         self.family = family
+        for name in _SIZES & self.keys():
+            if self[name] is not None and (type(self[name]) is not int or self[name] < 1):
+                raise self.refusal(name, self[name])
 
     def __missing__(self, name: str) -> Any:
         raise ModelLoadError(f"config.json has no {name}")
