@@ -23,7 +23,7 @@ from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.kernels.ops import Ops
-from inference_server.kernels.select_ops import select_ops
+from inference_server.kernels.select_ops import select_host_table, select_ops
 from inference_server.models.registry import Model, find_family, read_config
 from inference_server.models.weights import RandomWeights, TensorSource, Weights
 
@@ -147,9 +147,10 @@ class PagedBackend:
             torch.cuda.empty_cache()
 
     def _open_weights(self, dtype: torch.dtype, ops: Ops) -> Weights:
+        host_table = select_host_table(self._device) if self._options.ple_offload else None
         if self._options.load_format == "dummy":
-            return RandomWeights(self._device, dtype, ops)
-        return Weights(self._open_checkpoint(self._folder), self._device, dtype, ops)
+            return RandomWeights(self._device, dtype, ops, host_table)
+        return Weights(self._open_checkpoint(self._folder), self._device, dtype, ops, host_table)
 
     def _warm_up(self, num_groups: int) -> None:
         """One token, then two, their KV in the null block, so that no request waits for a library's first call or a kernel's compiler."""

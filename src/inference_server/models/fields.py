@@ -19,13 +19,18 @@ _SIZES = {
 
 
 class ConfigFields(dict[str, Any]):
-    """The fields of the text model; those of a multimodal checkpoint lie one level down. A missing one raises ModelLoadError."""
+    """The fields of the text model; those of a multimodal checkpoint lie one level down. A missing one raises ModelLoadError.
+
+    So does, at once, a size that is none; null counts as missing.
+    """
 
     def __init__(self, config: Mapping[str, Any], family: str) -> None:
         super().__init__({**config, **config.get("text_config", {})})
         self.family = family
         for name in _SIZES & self.keys():
-            if self[name] is not None and (type(self[name]) is not int or self[name] < 1):
+            if self[name] is None:
+                del self[name]
+            elif type(self[name]) is not int or self[name] < 1:
                 raise self.refusal(name, self[name])
 
     def __missing__(self, name: str) -> Any:

@@ -6,11 +6,14 @@ the set of operations chosen for this machine.
 """
 
 import logging
+from collections.abc import Callable
 from copy import copy
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from inference_server.core.errors import ModelLoadError
 from inference_server.kernels import reference
@@ -20,6 +23,10 @@ _TEXT_PREFIXES = ("model.language_model", "language_model.model", "model")
 _OTHER_MODALITIES = ("vision_tower", "audio_tower", "multi_modal_projector", "embed_vision", "embed_audio", "vision_embedder")
 
 logger = logging.getLogger(__name__)
+
+
+Lookup = Callable[[Tensor], Tensor]
+"""Ids [tokens] to rows [tokens, width]."""
 
 
 class TensorSource(Protocol):
@@ -39,7 +46,8 @@ class TensorSource(Protocol):
 class Weights:
     """A checkpoint seen from one of its name prefixes. All tensors come on `device`, in `dtype` unless another is asked for.
 
-    ops: the operations for this device, which the model takes from here too.
+    ops: the operations for this device, which the model takes from here too. host_table: makes a lookup for ids on the device of a
+    table that stays in the host's memory; None keeps tables on the device too.
     """
 
     def __init__(
@@ -48,10 +56,12 @@ class Weights:
         device: torch.device,
         dtype: torch.dtype,
         ops: Ops = reference,
+        host_table: Callable[[Tensor], Lookup] | None = None,
     ) -> None:
         self.device = device
         self.dtype = dtype
         self.ops = ops
+        self._host_table = host_table
         self._source = source
         self._prefix = ""
         self._names = frozenset(source.names())
@@ -110,6 +120,14 @@ class Weights:
             self.read(f"{name}.weight", rows)
         return self.ops.linear(weight)
 
+    def table(self, name: str, rows: int, width: int) -> Lookup:
+        """The matrix of this name, of which only rows are ever read."""
+        if self._host_table is None:
+            return partial(functional.embedding, weight=self.take(name, rows, width))
+        table = torch.empty(rows, width, dtype=self.dtype)
+        self.read(name, table)
+        return self._host_table(table)
+
     def skip(self, *names: str) -> None:
         """Tensors below these names, if there are any, are known and not needed."""
         self._skipped += [f"{self._prefix}{name}." for name in names]
@@ -131,8 +149,10 @@ class Weights:
 class RandomWeights(Weights):
     """Stands in for a checkpoint that holds whatever is asked for: small random values, to measure without weights."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, ops: Ops = reference) -> None:
-        super().__init__(_EmptySource(), device, dtype, ops)
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, ops: Ops = reference, host_table: Callable[[Tensor], Lookup] | None = None
+    ) -> None:
+        super().__init__(_EmptySource(), device, dtype, ops, host_table)
 
     def read(self, name: str, out: Tensor) -> None:
         out.normal_(std=0.02)

@@ -131,7 +131,10 @@ class ByteTokenizer:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} is not a JSON object")
     return content
