@@ -35,8 +35,7 @@ class PackedLinear:
     def __init__(self, weight: Tensor, kernel: CompiledKernel) -> None:
         self._kernel = kernel
         self._num_features, self._k = weight.shape
-        padding = -self._num_features % BLOCK
-        padded = functional.pad(weight, (0, 0, 0, padding)) if padding else weight  # pad copies even if there is nothing to add
+        padded = functional.pad(weight, (0, 0, 0, -self._num_features % BLOCK))
         # [P, half, lane, K] -> [P, K, lane, half]
         self._panels = padded.reshape(-1, 2, LANES, self._k).permute(0, 3, 2, 1).contiguous()
 
