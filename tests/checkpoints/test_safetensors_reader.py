@@ -52,7 +52,7 @@ def test_a_tensor_is_read_in_pieces_that_do_not_end_with_pages(tmp_path: Path, m
     tensors = {name: torch.randn(101, 53) for name in "ab"}
     save_file(tensors, tmp_path / "model.safetensors")
     checkpoint = open_checkpoint(tmp_path)
-    for name in "aba":  # pages that were given back are read again
+    for name in "aba":
         assert torch.equal(read(checkpoint, name), tensors[name])
 
 

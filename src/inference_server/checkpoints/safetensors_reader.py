@@ -1,15 +1,15 @@
 """Memory-mapped reader of a safetensors checkpoint folder: one `model.safetensors`, or shards with an index.
 
 Every file's header is checked when the folder is opened, so a missing or truncated shard is reported before any weight is read.
-Tensors are copied out a piece at a time, and the pages of a piece are given back before the next, so the host never holds much more
-of the files than one piece, wherever the tensors go.
+Tensors are copied out a piece at a time, and only that piece is mapped meanwhile, so the process never holds more of the files than
+that, wherever the tensors go.
 """
 
 import json
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -35,14 +35,13 @@ class StoredTensor(NamedTuple):
 
 
 class Checkpoint:
-    """The tensors of one folder. Shards stay mapped until `close`; tensors are read when asked for.
+    """The tensors of one folder, read when asked for.
 
     progress: show a bar that names the shard, if standard error is a terminal.
     """
 
     def __init__(self, stored: Mapping[str, StoredTensor], progress: bool) -> None:
         self._stored = stored
-        self._maps = {shard: _map(shard) for shard in {entry.shard for entry in stored.values()}}
         self._current: Path | None = None
         total = sum(entry.stop - entry.start for entry in stored.values())
         self._bar = tqdm(total=total, unit="B", unit_scale=True, disable=None if progress else True, leave=False)
@@ -65,19 +64,16 @@ class Checkpoint:
         if entry.shard != self._current:
             self._current = entry.shard
             self._bar.set_description(f"Loading {entry.shard.name}")
-        mapping, flat, step = self._maps[entry.shard], out.view(-1), _PIECE_BYTES // dtype.itemsize
-        for first in range(0, flat.numel(), step):
-            count = min(step, flat.numel() - first)
-            start = entry.start + first * dtype.itemsize
-            flat[first : first + count].copy_(torch.frombuffer(mapping, dtype=dtype, count=count, offset=start))
-            _give_back(mapping, start, count * dtype.itemsize)
-            self._bar.update(count * dtype.itemsize)
+        start = entry.start
+        with entry.shard.open("rb") as file:
+            for piece in out.view(-1).split(_PIECE_BYTES // dtype.itemsize):
+                piece.copy_(_mapped(file, start, piece.numel(), dtype))
+                start += piece.numel() * dtype.itemsize
+                self._bar.update(piece.numel() * dtype.itemsize)
 
     def close(self) -> None:
-        """Unmap the shards and end the progress bar."""
+        """End the progress bar."""
         self._bar.close()
-        for mapping in self._maps.values():
-            mapping.close()
 
     def _entry(self, name: str) -> StoredTensor:
         if name not in self._stored:
@@ -124,12 +120,8 @@ def _read_header(shard: Path) -> dict[str, StoredTensor]:
     return {name: StoredTensor(shard, entry["dtype"], tuple(entry["shape"]), *places[name]) for name, entry in header.items()}
 
 
-def _map(shard: Path) -> mmap.mmap:
-    with shard.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch warns of a buffer that it must not write
-
-
-def _give_back(mapping: mmap.mmap, start: int, size: int) -> None:
-    """Let the system take the pages of these bytes. They have not been written, so whoever reads them again gets them from the file."""
-    first_page = start - start % mmap.PAGESIZE
-    mapping.madvise(mmap.MADV_DONTNEED, first_page, start + size - first_page)
+def _mapped(file: BinaryIO, start: int, count: int, dtype: torch.dtype) -> Tensor:
+    """`count` values from byte `start`, as a tensor over the file's pages; they are unmapped with the tensor."""
+    offset = start - start % mmap.ALLOCATIONGRANULARITY
+    mapping = mmap.mmap(file.fileno(), start - offset + count * dtype.itemsize, access=mmap.ACCESS_COPY, offset=offset)
+    return torch.frombuffer(mapping, dtype=dtype, count=count, offset=start - offset)
