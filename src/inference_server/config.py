@@ -27,7 +27,6 @@ AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "eviction_policy": ("lru", "sink_lru"),
         "custom_backend_compile": (False,),
         "cuda_graph_sizes": ((),),
-        "ple_offload": (False,),
         "telemetry_dir": (None,),
         "timeline_dir": (None,),
         "otlp_endpoint": (None,),
@@ -97,7 +96,7 @@ class Settings(BaseSettings):
     enable_prefix_cache: bool = Field(True, description="Reuse the KV of prompt prefixes that were computed before")
     custom_backend_compile: bool = Field(False, description="torch.compile the custom forward")
     cuda_graph_sizes: Annotated[tuple[int, ...], NoDecode] = Field((), description="Batch sizes to capture as CUDA graphs, comma separated")
-    ple_offload: bool = Field(False, description="Keep per-layer embeddings in host memory")
+    ple_offload: bool = Field(False, description="On CUDA, keep Gemma 4's per-layer embeddings in pinned host memory (custom backend)")
     log_format: Literal["text", "json"] = Field("text", description="text or json (one object a line)")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
     telemetry_dir: Path | None = Field(None, description="Folder for per-request rows in SQLite; unset: none")
@@ -148,6 +147,7 @@ class Settings(BaseSettings):
             dtype=self.dtype,
             load_format=self.load_format,
             max_batch_size=self.max_batch_size,
+            ple_offload=self.ple_offload,
         )
 
     def cache_options(self) -> CacheOptions:

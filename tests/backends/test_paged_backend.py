@@ -194,6 +194,14 @@ def test_dummy_weights_need_no_checkpoint(folder: Path, tmp_path: Path) -> None:
     assert backend.load().num_parameters == PagedDriver(folder).spec.num_parameters
 
 
+def test_offloading_to_the_memory_that_the_device_uses_anyway_is_said_to_change_nothing(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    PagedBackend(replace(options(), ple_offload=True), folder, open_checkpoint, RecordingSampler()).load()
+    assert "PLE_OFFLOAD changes nothing on cpu" in caplog.text
+
+
 def test_an_arena_beyond_all_memory_is_one_line(folder: Path) -> None:
     backend = PagedBackend(options(), folder, open_checkpoint, RecordingSampler())
     layout = KVLayout.from_bytes(backend.load().groups, 16, 2**60)

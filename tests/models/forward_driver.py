@@ -25,8 +25,14 @@ class DictSource:
     def names(self) -> list[str]:
         return list(self.tensors)
 
-    def tensor(self, name: str) -> Tensor:
-        return self.tensors[name]
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+    def copy(self, name: str, out: Tensor) -> None:
+        out.copy_(self.tensors[name])
+
+    def close(self) -> None:
+        pass
 
 
 class PlainKV:

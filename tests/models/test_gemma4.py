@@ -1,6 +1,7 @@
 """Gemma 4 against transformers on tiny random models in fp32: logits, to the last bit in one case; and what its config says."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -172,6 +173,22 @@ def test_a_multimodal_checkpoint_with_leftovers_of_shared_layers_loads() -> None
         tensors[f"model.language_model.layers.5.self_attn.{name}.weight"] = torch.zeros(1)
     config = {"architectures": ["Gemma4ForConditionalGeneration"], "hidden_size": 1, "text_config": config_of(reference)}
     model = Gemma4(Gemma4Config.from_dict(config), Weights(DictSource(tensors), torch.device("cpu"), torch.float32))
+    ids = torch.arange(9)
+    assert logits_of(model, ids).equal(logits_of(build(reference), ids))
+
+
+def test_a_table_in_the_hosts_memory_gives_the_same_logits() -> None:
+    reference = TINY["gemma4-e2b"]()
+    kept: list[Tensor] = []
+
+    def host_table(table: Tensor) -> Callable[[Tensor], Tensor]:
+        kept.append(table)
+        return lambda ids: table[ids]
+
+    source = DictSource(dict(reference.state_dict()))
+    weights = Weights(source, torch.device("cpu"), torch.float32, host_table=host_table)
+    model = Gemma4(Gemma4Config.from_dict(config_of(reference)), weights)
+    assert [tuple(table.shape) for table in kept] == [(512, 8 * 8)]
     ids = torch.arange(9)
     assert logits_of(model, ids).equal(logits_of(build(reference), ids))
 

@@ -36,6 +36,8 @@ def _paged(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
 
 
 def _transformers(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
+    if options.ple_offload:
+        raise ModelLoadError("PLE_OFFLOAD needs a hand-written forward, and this model would run on BACKEND=hf")
     from inference_server.backends.torch_backend import TorchBackend
     from inference_server.sampling.sampler import Sampler
 

@@ -5,6 +5,7 @@ logits of the rows that sample, their tokens. What a row may attend to is the pl
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from torch import Tensor
 from inference_server.backends.device import free_bytes, select_device, select_dtype, step_errors, use_available_cores
 from inference_server.backends.input_batch import InputBatch
 from inference_server.backends.kv_tensors import KVTensors
-from inference_server.checkpoints.errors import CheckpointError
 from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import ModelSpec
@@ -23,7 +23,7 @@ from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.kernels.ops import Ops
-from inference_server.kernels.select_ops import select_ops
+from inference_server.kernels.select_ops import select_host_table, select_ops
 from inference_server.models.registry import Model, find_family, read_config
 from inference_server.models.weights import RandomWeights, TensorSource, Weights
 
@@ -73,12 +73,15 @@ class PagedBackend:
         if self._device.type == "cpu":
             use_available_cores()
         ops = self._ops = select_ops(self._device, dtype)
-        config = family.config_from_dict(config_dict)
         try:
-            weights = self._open_weights(dtype, ops)
-            self._model = family.model(config, weights)
-        except (CheckpointError, torch.OutOfMemoryError) as error:
-            raise ModelLoadError(str(error).splitlines()[0]) from error
+            config = family.config_from_dict(config_dict)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ModelLoadError(f"{self._folder / 'config.json'} is damaged: {error!r}") from error
+        try:
+            with closing(self._open_weights(dtype, ops)) as weights:
+                self._model = family.model(config, weights)
+        except (RuntimeError, MemoryError) as error:  # out of memory is either
+            raise ModelLoadError(f"{architecture} cannot be built on {self._device}: {str(error).partition(chr(10))[0]}") from error
         self._max_model_len = config.max_position_embeddings
         return ModelSpec(
             architecture=architecture,
@@ -144,9 +147,10 @@ class PagedBackend:
             torch.cuda.empty_cache()
 
     def _open_weights(self, dtype: torch.dtype, ops: Ops) -> Weights:
+        host_table = select_host_table(self._device) if self._options.ple_offload else None
         if self._options.load_format == "dummy":
-            return RandomWeights(self._device, dtype, ops)
-        return Weights(self._open_checkpoint(self._folder), self._device, dtype, ops)
+            return RandomWeights(self._device, dtype, ops, host_table)
+        return Weights(self._open_checkpoint(self._folder), self._device, dtype, ops, host_table)
 
     def _warm_up(self, num_groups: int) -> None:
         """One token, then two, their KV in the null block, so that no request waits for a library's first call or a kernel's compiler."""

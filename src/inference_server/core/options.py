@@ -23,7 +23,10 @@ class PolicyName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Which model, and how the backend runs it. device and dtype may be "auto"."""
+    """Which model, and how the backend runs it. device and dtype may be "auto".
+
+    ple_offload: embeddings for every layer stay in the host's memory.
+    """
 
     model_name: str
     model_revision: str | None
@@ -33,6 +36,7 @@ class ModelOptions:
     dtype: str = "auto"
     load_format: str = "auto"
     max_batch_size: int = 64
+    ple_offload: bool = False
 
 
 @dataclass(frozen=True, slots=True)

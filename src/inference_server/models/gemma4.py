@@ -157,7 +157,7 @@ class PerLayerEmbedding:
     def __init__(self, config: Gemma4Config, weights: Weights) -> None:
         self.size = config.per_layer_size
         width = len(config.layer_types) * self.size
-        self.table = weights.take("embed_tokens_per_layer.weight", config.per_layer_vocab_size, width)
+        self.lookup = weights.table("embed_tokens_per_layer.weight", config.per_layer_vocab_size, width)
         self.table_scale = torch.tensor(self.size**0.5, dtype=weights.dtype).item()
         self.project = weights.linear(config.hidden_size, per_layer_model_projection=width)
         self.projection_scale = config.hidden_size**-0.5
@@ -165,7 +165,7 @@ class PerLayerEmbedding:
 
     def __call__(self, input_ids: Tensor, x: Tensor) -> tuple[Tensor, ...]:
         """input_ids [tokens], x: their scaled embeddings [tokens, hidden_size]. Returns [tokens, size] for every layer."""
-        from_id = functional.embedding(input_ids, self.table).to(x.dtype) * self.table_scale  # [tokens, layers * size]
+        from_id = self.lookup(input_ids).to(x.dtype) * self.table_scale  # [tokens, layers * size]
         from_x = self.norm((self.project(x) * self.projection_scale).view(-1, self.size))  # [tokens * layers, size]
         return ((from_x.view_as(from_id) + from_id) * 2**-0.5).split(self.size, dim=1)
 

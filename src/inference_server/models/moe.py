@@ -25,12 +25,12 @@ class Experts:
 
 
 def _stack(weights: Weights, num_experts: int, hidden_size: int, size: int) -> tuple[Tensor, Tensor]:
-    """From a checkpoint that stores every expert as an MLP of its own; copied one at a time, so that no second layer's worth exists."""
+    """From a checkpoint that stores every expert as an MLP of its own."""
     gate_up = torch.empty(num_experts, 2 * size, hidden_size, dtype=weights.dtype, device=weights.device)
     down = torch.empty(num_experts, hidden_size, size, dtype=weights.dtype, device=weights.device)
     for i in range(num_experts):
         expert = weights.at(str(i))
-        gate_up[i, :size] = expert.take("gate_proj.weight", size, hidden_size)
-        gate_up[i, size:] = expert.take("up_proj.weight", size, hidden_size)
-        down[i] = expert.take("down_proj.weight", hidden_size, size)
+        expert.read("gate_proj.weight", gate_up[i, :size])
+        expert.read("up_proj.weight", gate_up[i, size:])
+        expert.read("down_proj.weight", down[i])
     return gate_up, down
