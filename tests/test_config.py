@@ -160,9 +160,15 @@ def test_every_value_reaches_its_option() -> None:
     assert settings.api_options() == ApiOptions("m", ("http://a",))
 
 
+@pytest.mark.parametrize(("policy", "cached", "measured"), [("h2o", True, True), ("h2o", False, False), ("lru", True, False)])
+def test_attention_is_measured_only_for_the_policy_that_reads_it(policy: str, cached: bool, measured: bool) -> None:
+    settings = Settings(_env_file=None, eviction_policy=policy, enable_prefix_cache=cached)  # type: ignore[call-arg, arg-type]
+    assert settings.model_options().block_mass is measured
+
+
 def test_every_option_field_is_filled_or_a_known_constant() -> None:
     constants = {"stall_after_s", "max_body_bytes", "body_deadline_s", "ping_interval_s"}
-    renamed = {"block_size", "num_blocks", "memory_fraction", "max_active_tokens", "cache_dir"}
+    renamed = {"block_size", "num_blocks", "memory_fraction", "max_active_tokens", "cache_dir", "block_mass"}
     names = {field.name for option in OPTIONS for field in dataclasses.fields(option)}
     assert names - set(Settings.model_fields) == constants | renamed
 

@@ -23,7 +23,7 @@ class PolicyName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Which model, and how the backend runs it. device and dtype may be "auto"."""
+    """Which model, and how the backend runs it. device and dtype may be "auto". block_mass: measure attention by block."""
 
     model_name: str
     model_revision: str | None
@@ -33,13 +33,15 @@ class ModelOptions:
     dtype: str = "auto"
     load_format: str = "auto"
     max_batch_size: int = 64
+    block_mass: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
     """num_blocks: KV of that many blocks for all layers; None sizes the arena by memory_fraction of what is free.
 
-    enable_prefix_cache: keep the KV of sequences for later ones. eviction_policy: what of it goes first, "lru" or "sink_lru".
+    enable_prefix_cache: keep the KV of sequences for later ones. eviction_policy: what of it goes first, "lru", "sink_lru"
+    or "h2o", which needs a backend with `ModelOptions.block_mass`.
     """
 
     block_size: int = 16

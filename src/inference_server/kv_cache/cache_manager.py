@@ -82,6 +82,11 @@ class CacheManager:
         if self._prefix is not None:
             self._prefix.commit(request)
 
+    def observe_mass(self, block_mass: Sequence[float]) -> None:
+        """block_mass: see `StepResult`."""
+        if self._prefix is not None:
+            self._prefix.observe_mass(block_mass)
+
     def clear(self) -> None:
         """Forget every prefix that no request uses."""
         while self._prefix is not None and self._prefix.evict():

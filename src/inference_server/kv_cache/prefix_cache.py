@@ -124,6 +124,11 @@ class PrefixCache:
         hold.node.last_used = self._time
         self._offer(hold.node)
 
+    def observe_mass(self, block_mass: Sequence[float]) -> None:
+        """Tell the policy how much each block of the full group has been attended to."""
+        self._policy.observe(block_mass, self._time)
+        self._queue.rerank()
+
     def evict(self) -> bool:
         """Give up one block, or one leaf, that no request uses. False if there is none.
 

@@ -102,6 +102,8 @@ class ContinuousBatchScheduler:
     def update(self, plan: StepPlan, result: StepResult, stops: Mapping[str, FinishReason]) -> None:
         """A request that has all its max_tokens and is not in `stops` ends too, by LENGTH."""
         self._observe(plan, result.elapsed_s)
+        if result.block_mass is not None:
+            self._cache.observe_mass(result.block_mass)
         finished, block_size = RequestStatus.FINISHED, self._cache.block_size
         returned: list[ScheduledRequest] = []
         for request, start, count, samples, token_id in zip(
