@@ -97,6 +97,7 @@ class Settings(BaseSettings):
     custom_backend_compile: bool = Field(False, description="torch.compile the custom forward")
     cuda_graph_sizes: Annotated[tuple[int, ...], NoDecode] = Field((), description="Batch sizes to capture as CUDA graphs, comma separated")
     ple_offload: bool = Field(False, description="Keep per-layer embeddings in host memory")
+    check_integrity: bool = Field(False, description="Debugging: recount all KV blocks when idle, and stop the engine if one is amiss")
     log_format: Literal["text", "json"] = Field("text", description="text or json (one object a line)")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
     telemetry_dir: Path | None = Field(None, description="Folder for per-request rows in SQLite; unset: none")
@@ -179,6 +180,7 @@ class Settings(BaseSettings):
             admission_deadline_s=self.admission_deadline_s,
             request_deadline_s=self.request_deadline_s,
             default_max_tokens=self.default_max_tokens,
+            check_integrity=self.check_integrity,
         )
 
     def api_options(self) -> ApiOptions:

@@ -68,6 +68,7 @@ class EngineOptions:
     """Limits of the queue and of time. Deadlines are seconds from arrival; None means no limit.
 
     max_model_len: None takes the model's own. default_max_tokens: for chat and /generate when the request names none.
+    check_integrity: recount the books of scheduler and cache whenever there is nothing left to do; what is off ends the engine.
     """
 
     max_model_len: int | None = None
@@ -76,6 +77,7 @@ class EngineOptions:
     request_deadline_s: float | None = 600.0
     default_max_tokens: int = 512
     stall_after_s: float = 60.0
+    check_integrity: bool = False
 
 
 @dataclass(frozen=True, slots=True)

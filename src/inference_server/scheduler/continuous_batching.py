@@ -312,7 +312,6 @@ class ContinuousBatchScheduler:
         self._cache.free(request)
 
     def check_integrity(self, unfinished: Iterable[ScheduledRequest]) -> None:
-        """Account for every request of `unfinished`, slot, token and block. Raises AssertionError with what is off."""
         active, waiting = self._batch.prefilling + self._batch.running, self.waiting()
         assert {id(r) for r in unfinished} == {id(r) for r in active + waiting}, "a request is lost, or not let go"
         assert all(r.slot < 0 and r.num_computed_tokens == 0 for r in waiting), "a waiting request holds something"
