@@ -66,10 +66,9 @@ def measure(mode: PrefillMode, num_prompt: int, num_alone: int) -> None:
     prefill_s = time.monotonic() - start
     step()
     beside = gaps(times[mark:])
-    ratios = (f"{name} {percentile(beside, share) / percentile(alone, share):.2f}" for name, share in (("p50", 0.5), ("p99", 0.99)))
-    print(
-        f"{mode}: {', '.join(ratios)} times alone. Alone {described(alone)}; beside {described(beside)}; {num_prompt} tokens in {prefill_s:.1f} s"
-    )
+    p50, p99 = (percentile(beside, share) / percentile(alone, share) for share in (0.5, 0.99))
+    print(f"{mode}: p50 {p50:.2f} and p99 {p99:.2f} times alone; {num_prompt} tokens in {prefill_s:.1f} s")
+    print(f"  alone {described(alone)}; beside {described(beside)}")
     engine.stop()
     step()
 

@@ -12,6 +12,7 @@ from inference_server.core.kv_layout import KVLayout, LayerGroup
 from inference_server.core.options import PrefillMode, SchedulerOptions
 from inference_server.core.request import RequestStatus, ScheduledRequest
 from inference_server.kv_cache.eviction import LRU, SinkLRU
+from inference_server.kv_cache.prefix_cache import PrefixCache
 
 # As in Gemma 3 270M: three full layers, fifteen with a window.
 GEMMA_GROUPS = (LayerGroup((0, 1, 2), 1, 1, 1), LayerGroup(tuple(range(3, 18)), 1, 1, 1, window=64))
@@ -30,8 +31,8 @@ def step_until(driver: Driver, done: Callable[[], bool], limit: int = 200) -> No
     raise AssertionError("never happened")
 
 
-# With overlap, a prompt that is computed whole loses blocks to the window before its one step is collected, and they cannot be cached.
-@pytest.mark.parametrize(("mode", "overlap"), [*((mode, False) for mode in PrefillMode), (PrefillMode.MIXED, True)])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("mode", list(PrefillMode))
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 32, 33])
 def test_a_cached_prompt_computes_the_rest_and_one_token_at_least(mode: PrefillMode, overlap: bool, length: int) -> None:
     options = SchedulerOptions(max_batch_size=4, max_batched_tokens=16, prefill_mode=mode, prefill_chunk_size=8)
@@ -120,6 +121,34 @@ def test_a_held_request_gives_its_prefix_back() -> None:
     assert driver.scheduler.scheduler_stats().waiting_by_reason == {"kv_blocks": 1}
     driver.run()
     assert first.num_output_tokens == 12 and held.num_output_tokens == 2
+
+
+def test_a_held_request_is_not_looked_up_again_until_something_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = cached_driver(num_slabs=12, window=64)
+    beginning = [1] * 12
+    driver.add(beginning, max_tokens=1)
+    driver.run()
+    runner = driver.add([2] * 20, max_tokens=12)
+    driver.step()
+    looked_up: list[str] = []
+    find = PrefixCache._find
+    monkeypatch.setattr(PrefixCache, "_find", lambda self, request: looked_up.append(request.request_id) or find(self, request))
+    held = driver.add(beginning + [3] * 30, max_tokens=2)
+    while not runner.finished:
+        driver.step()
+    assert looked_up.count(held.request_id) == 1
+    driver.run()
+    assert held.num_output_tokens == 2 and held.num_cached_tokens == 12
+
+
+def test_a_held_request_is_looked_up_again_when_its_prefix_has_grown() -> None:
+    """Two prompts of one beginning: the second fits beside the first only once it can share what the first has computed."""
+    driver = cached_driver(num_slabs=17, window=64, options=SchedulerOptions(max_batch_size=4, max_batched_tokens=8, prefill_chunk_size=8))
+    beginning = [1] * 36
+    first = driver.add([*beginning, 5], max_tokens=20)
+    second = driver.add([*beginning, 6], max_tokens=4)
+    step_until(driver, lambda: second.finished)
+    assert not first.finished and second.num_cached_tokens > 0
 
 
 def random_driver(rng: random.Random, *, overlap: bool) -> Driver:

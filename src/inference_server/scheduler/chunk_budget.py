@@ -12,7 +12,7 @@ from statistics import median
 
 _FIRST_SHARE, _LEAST_SHARE, _MOST_SHARE = 0.75, 0.3, 0.85
 _TOO_LONG, _IN_TIME = 0.95, 1.0005  # what a step does to the share: in balance at one step too long in a hundred
-_GAIN = 0.25
+_GAIN, _FAR_BELOW = 0.25, 0.3
 _FIRST_TOKENS = 8
 _SMALLEST_TOKENS = 2
 _LEAST_PROGRESS = 1.1
@@ -73,7 +73,8 @@ class ChunkBudget:
         self._share = min(max(share, _LEAST_SHARE), _MOST_SHARE)
         # What is left of a short prompt says little about longer chunks, unless it took too long already.
         if added_s > target_s or 2 * num_tokens > self._tokens:
-            self._tokens = max(_SMALLEST_TOKENS, self._tokens * exp(_GAIN * (1 - min(added_s / target_s, 2.0))))
+            ratio = min(added_s / target_s, 2.0)
+            self._tokens = max(_SMALLEST_TOKENS, self._tokens * (2.0 if ratio < _FAR_BELOW else exp(_GAIN * (1 - ratio))))
 
 
 def _scale(num_rows: int) -> int:

@@ -264,7 +264,6 @@ class ContinuousBatchScheduler:
 
     def _try(self, request: ScheduledRequest, gate: AdmissionPass) -> HoldReason | None:
         """Pass the gate with the cached prefix in hand, or give it back and say what holds the request."""
-        self._cache.match_prefix(request)
         reason = gate.admit(request)
         if reason is not None:
             self._cache.free(request)
@@ -278,8 +277,10 @@ class ContinuousBatchScheduler:
 
     def _grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Get the blocks for the first `num_tokens` tokens, by preemption if need be. False if the row must sit this step out."""
-        self._cache.drop_out_of_window(request)
+        self._cache.drop_out_of_window(request, uncommitted=False)
         while not self._cache.extend(request, num_tokens):
+            if self._cache.drop_out_of_window(request):
+                continue
             victim = self._batch.worst_ranked()
             if victim.num_computed_tokens > victim.num_collected_tokens:
                 self._resting = victim
