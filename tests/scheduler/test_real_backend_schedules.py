@@ -130,8 +130,8 @@ def test_random_schedules_with_the_prefix_cache(create: Callable[[Path], Straigh
 
 @pytest.mark.heavy
 @BACKENDS
-def test_a_hundred_random_schedules_with_the_prefix_cache(create: Callable[[Path], Straight], folder: Path) -> None:
-    run_schedules(create, folder, range(100))
+def test_forty_random_schedules_with_the_prefix_cache(create: Callable[[Path], Straight], folder: Path) -> None:
+    run_schedules(create, folder, range(40))
 
 
 @pytest.mark.parametrize("mode", list(PrefillMode))

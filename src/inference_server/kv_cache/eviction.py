@@ -85,24 +85,24 @@ class EvictionQueue:
         self._latest: dict[PrefixNode, int] = {}  # the number of each node's valid entry
         self._numbers = count()
         self._compact_at = 1024
+        self._is_stale = False
 
     def push(self, node: PrefixNode) -> None:
         """Offer a node that has just become an unlocked leaf."""
         self._latest[node] = number = next(self._numbers)
         heapq.heappush(self._heap, (self._policy.rank(node), number, node))
         if len(self._heap) >= self._compact_at:
-            self.rerank()
+            self._rebuild()
             self._compact_at = 2 * len(self._heap) + 1024
 
     def rerank(self) -> None:
-        """Ask the policy anew about every leaf."""
-        entries = [entry for entry in self._heap if self._is_valid(entry)]
-        self._latest = {node: number for _, number, node in entries}
-        self._heap = [(self._policy.rank(node), number, node) for _, number, node in entries]
-        heapq.heapify(self._heap)
+        """Ask the policy anew about every leaf before the next is evicted."""
+        self._is_stale = True
 
     def first(self) -> PrefixNode | None:
         """The leaf to evict next, in the queue until it is gone or locked; None when all are locked."""
+        if self._is_stale:
+            self._rebuild()
         while self._heap:
             if self._is_valid(self._heap[0]):
                 return self._heap[0][2]
@@ -114,6 +114,13 @@ class EvictionQueue:
     def nodes(self) -> set[PrefixNode]:
         """All that would be first one day."""
         return {entry[2] for entry in self._heap if self._is_valid(entry)}
+
+    def _rebuild(self) -> None:
+        self._is_stale = False
+        entries = [entry for entry in self._heap if self._is_valid(entry)]
+        self._latest = {node: number for _, number, node in entries}
+        self._heap = [(self._policy.rank(node), number, node) for _, number, node in entries]
+        heapq.heapify(self._heap)
 
     def _is_valid(self, entry: _Entry) -> bool:
         _, number, node = entry
