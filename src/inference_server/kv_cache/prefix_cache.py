@@ -84,7 +84,9 @@ class PrefixCache:
         return self._holds[request.request_id].found
 
     def goes_on(self, node: PrefixNode, request: ScheduledRequest) -> bool:
-        """Whether a search that ended at `node` would go further by now."""
+        """Whether a search that ended at `node` might go further by now: a node that is gone tells nothing."""
+        if node.parent is None and node is not self._root:
+            return True
         end = (node.depth + 1) * self._block_size
         return end < len(request.token_ids) and self._key(request, node.depth) in node.children
 
