@@ -91,19 +91,19 @@ def test_text_equals_the_straight_run_under_preemption(mode: PrefillMode, overla
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlap"])
-@pytest.mark.parametrize("seed", range(1, 9))
+@pytest.mark.parametrize("seed", range(8))
 def test_aborts_and_lost_steps_never_touch_other_requests(seed: int, overlap: bool) -> None:
     random, sink = Random(seed), RecordList()
     backend = FlakyBackend(random, 0.02, supports_overlap=overlap)
-    engine, scheduler = engine_on(backend, PrefillMode.MIXED, num_blocks=20, sink=sink)
-    requests = requests_of(random, 40)
+    engine, scheduler = engine_on(backend, PrefillMode.MIXED, num_blocks=10, sink=sink)
+    requests = requests_of(random, 60)
     prompts = {r.request_id: list(r.token_ids) for r in requests}
     backlog, seen = list(requests), {r.request_id: [] for r in requests}
     while backlog or engine.has_work:
         for _ in range(random.randrange(3)):
             if backlog:
                 engine.add(backlog.pop())
-        if random.random() < 0.12:
+        if random.random() < 0.05:
             engine.abort(random.choice(requests).request_id)
         for request_id, delta in engine.step().items():
             seen[request_id].append(delta)
@@ -119,6 +119,7 @@ def test_aborts_and_lost_steps_never_touch_other_requests(seed: int, overlap: bo
         if whole.error is None and deltas:
             assert (whole.text, whole.finish_reason) == (text, reason)
     assert {r.error_code for r in sink.requests} == {None, "aborted", "step_failed"}
+    assert engine.snapshot.scheduler.preemptions_total >= 3
     assert engine.snapshot.cache.used_blocks == 0
 
 
