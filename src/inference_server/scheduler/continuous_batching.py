@@ -5,7 +5,7 @@ recomputation of a preempted request. A row is in flight while its scheduled cou
 (`num_collected_tokens`). Pure book-keeping on the engine thread: no clock, no tensors, no threads.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from inference_server.core.errors import PromptTooLongError
@@ -18,6 +18,7 @@ from inference_server.scheduler.active_batch import ActiveBatch
 from inference_server.scheduler.admission import AdmissionController, AdmissionPass, HoldReason, Holds
 from inference_server.scheduler.chunk_budget import ChunkBudget
 from inference_server.scheduler.drain_rate import DrainRate
+from inference_server.scheduler.forks import ForkQueue
 from inference_server.scheduler.policies import SchedulingPolicy, create_policy
 from inference_server.scheduler.prefill_shape import shape_prefill
 
@@ -32,6 +33,10 @@ class ContinuousBatchScheduler:
     in flight: as `_resting` that one sits out until its step has returned and it can be preempted. The best-ranked row thus
     always gets on, and runs alone if it must, which `add` made sure it can. One that is alone and still goes short, for what
     it holds lies scattered over the slabs, gives that up too and starts over, with nothing cached that could lie scattered.
+
+    Of requests with one prompt, the first computes it and is the parent of the others. It does not decode before its prompt
+    is collected and they are forked: admitted behind all but the last of its tokens, which each computes itself. The first
+    for whom there is no room joins the queue, and becomes the parent of the rest.
     """
 
     def __init__(
@@ -63,15 +68,17 @@ class ContinuousBatchScheduler:
         self._batch = ActiveBatch(options.max_batch_size, self._policy.rank)
         self._chunk_budget = ChunkBudget(alternating=self._mode is PrefillMode.CHUNKED)
         self._drain_rate = DrainRate()
+        self._forks = ForkQueue()
         self._resting: ScheduledRequest | None = None
         self._holds = Holds()
         self._prefill_turn = True
         self._next_step_id = 1
         self._waiting_tokens = 0
+        self._now = 0.0
         self._admitted_total = 0
         self._preemptions_total = 0
 
-    def add(self, request: ScheduledRequest) -> None:
+    def add(self, request: ScheduledRequest, parent: ScheduledRequest | None = None) -> None:
         """Queue a request, its max_tokens lowered to what it could generate alone in the pool.
 
         Raises PromptTooLongError when that is not a single token. The KV of the last token is never computed.
@@ -83,11 +90,14 @@ class ContinuousBatchScheduler:
             )
         if request.sampling.max_tokens > room:
             request.sampling = replace(request.sampling, max_tokens=room)
-        self._policy.push(request)
-        self._waiting_tokens += request.num_tokens
+        if parent is not None and not parent.finished and not parent.num_output_tokens:
+            self._forks.put(parent, [request])
+        else:
+            self._push(request)
 
     def schedule(self, now: float) -> StepPlan | None:
         """A pass that only took memory away, or only let a row rest, is followed by another, which finds the room."""
+        self._now = now
         resting, self._resting = self._resting, None
         while True:
             preemptions_before = self._preemptions_total
@@ -102,7 +112,7 @@ class ContinuousBatchScheduler:
     def update(self, plan: StepPlan, result: StepResult, stops: Mapping[str, FinishReason]) -> None:
         """A request that has all its max_tokens and is not in `stops` ends too, by LENGTH."""
         self._observe(plan, result.elapsed_s)
-        finished, block_size = RequestStatus.FINISHED, self._cache.block_size
+        finished, block_size, parent_ids = RequestStatus.FINISHED, self._cache.block_size, self._forks.parent_ids
         returned: list[ScheduledRequest] = []
         for request, start, count, samples, token_id in zip(
             plan.requests, plan.starts, plan.num_new_tokens, plan.samples, result.token_ids, strict=True
@@ -115,6 +125,8 @@ class ContinuousBatchScheduler:
                 self._commit(request)
             if not samples:
                 continue
+            if parent_ids and request.request_id in parent_ids:
+                self._fork(request)
             token_ids = request.token_ids
             token_ids.append(token_id)
             returned.append(request)
@@ -132,6 +144,10 @@ class ContinuousBatchScheduler:
             self._release(request)
         if self._policy.end(request):
             self._waiting_tokens -= request.num_tokens
+        self._forks.remove(request)
+        if children := self._forks.take(request):
+            self._push(children[0])
+            self._forks.put(children[0], children[1:])
         self._admission.ended(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
@@ -141,18 +157,21 @@ class ContinuousBatchScheduler:
         return len(self._batch) + len(self._policy) > 0
 
     def waiting(self) -> list[ScheduledRequest]:
-        return list(self._policy)
+        return [*self._policy, *self._forks]
 
     def predicted_wait_s(self, request: ScheduledRequest) -> float:
         rate = self._drain_rate.tokens_per_s
         return min(self._policy.tokens_ahead(request), self._waiting_tokens) / rate if rate else 0.0
 
     def scheduler_stats(self) -> SchedulerStats:
+        waiting_by_reason = self._holds.by_reason(len(self._policy))
+        if self._forks:
+            waiting_by_reason[HoldReason.PROMPT] = len(self._forks)
         return SchedulerStats(
-            num_waiting=len(self._policy),
+            num_waiting=len(self._policy) + len(self._forks),
             num_prefilling=len(self._batch.prefilling),
             num_running=len(self._batch.running),
-            waiting_by_reason=self._holds.by_reason(len(self._policy)),
+            waiting_by_reason=waiting_by_reason,
             admitted_total=self._admitted_total,
             preemptions_total=self._preemptions_total,
             waiting_tokens=self._waiting_tokens,
@@ -182,14 +201,14 @@ class ContinuousBatchScheduler:
 
     def _add_decodes(self, plan: StepPlan, resting: ScheduledRequest | None) -> None:
         """One token for every running row. Such a row always lacks the KV of exactly its last token."""
-        block_size = self._cache.block_size
+        block_size, parent_ids = self._cache.block_size, self._forks.parent_ids
         add_request, add_start = plan.requests.append, plan.starts.append
         # Preemption takes rows off the end of this list only, so the iteration stays sound.
         for request in self._batch.running:
             start = request.num_computed_tokens
             if start >= request.num_prompt_tokens + request.sampling.max_tokens - 1:
                 continue
-            if request is resting or request is self._resting:
+            if request is resting or request is self._resting or (parent_ids and request.request_id in parent_ids):
                 continue
             if start >= len(request.block_tables[0].block_ids) * block_size and not self._grow(request, start + 1):
                 continue
@@ -218,6 +237,7 @@ class ContinuousBatchScheduler:
             start = request.num_computed_tokens
             if not self._grow(request, start + count):
                 break
+            plan.block_copies += self._cache.take_copies(request)
             request.num_computed_tokens = start + count
             if start + count == len(request.token_ids):
                 self._batch.start_running(request)
@@ -244,15 +264,32 @@ class ContinuousBatchScheduler:
                         self._start(request, gate, now)
         self._drain_rate.observe(now, self._admitted_total - admitted, tokens - self._waiting_tokens, len(self._policy))
 
-    def _start(self, request: ScheduledRequest, gate: AdmissionPass, now: float) -> bool:
-        """Admit a waiting request, or count what holds it."""
-        reason = HoldReason.SLOTS if self._batch.full else self._try(request, gate)
+    def _push(self, request: ScheduledRequest) -> None:
+        self._policy.push(request)
+        self._waiting_tokens += request.num_tokens
+
+    def _fork(self, parent: ScheduledRequest) -> None:
+        """Admit the children of a request whose prompt has just been collected."""
+        gate = self._admission.open(self._batch, self._max_chunk)
+        children = self._forks.take(parent)
+        for index, child in enumerate(children):
+            self._push(child)
+            if not self._start(child, gate, self._now, parent):
+                self._forks.put(child, children[index + 1 :])
+                break
+
+    def _start(self, request: ScheduledRequest, gate: AdmissionPass, now: float, parent: ScheduledRequest | None = None) -> bool:
+        """Admit a waiting request, on the KV of its parent's prompt if there is one, or count what holds it."""
+        reason = HoldReason.SLOTS if self._batch.full else self._try(request, gate, parent)
         if reason is not None:
             self._holds.add(reason)
             return False
-        if request.admitted_time is None:
-            request.admitted_time = now
+        if parent is not None:
+            request.num_cached_tokens = request.num_computed_tokens
+        elif request.admitted_time is None:
             self._cache.count_hits(request)
+            for each in (request, *self._forks.children(request)):
+                each.admitted_time = now
         self._policy.start(request)
         self._admission.admitted(request)
         self._waiting_tokens -= request.num_tokens
@@ -260,9 +297,12 @@ class ContinuousBatchScheduler:
         self._admitted_total += 1
         return True
 
-    def _try(self, request: ScheduledRequest, gate: AdmissionPass) -> HoldReason | None:
-        """Pass the gate with the cached prefix in hand, or give it back and say what holds the request."""
-        self._cache.match_prefix(request)
+    def _try(self, request: ScheduledRequest, gate: AdmissionPass, parent: ScheduledRequest | None) -> HoldReason | None:
+        """Pass the gate with what is there of the prompt in hand, or give it back and say what holds the request."""
+        if parent is None:
+            self._cache.match_prefix(request)
+        else:
+            self._cache.fork(parent, request)
         reason = gate.admit(request)
         if reason is not None:
             self._cache.free(request)
@@ -309,11 +349,12 @@ class ContinuousBatchScheduler:
         self._batch.remove(request)
         self._cache.free(request)
 
-    def check_integrity(self, unfinished: Iterable[ScheduledRequest]) -> None:
+    def check_integrity(self, unfinished: Collection[ScheduledRequest]) -> None:
         """Account for every request of `unfinished`, slot, token and block. Raises AssertionError with what is off."""
         active, waiting = self._batch.prefilling + self._batch.running, self.waiting()
         assert {id(r) for r in unfinished} == {id(r) for r in active + waiting}, "a request is lost, or not let go"
         assert all(r.slot < 0 and r.num_computed_tokens == 0 for r in waiting), "a waiting request holds something"
-        assert self._waiting_tokens == sum(r.num_tokens for r in waiting), "the waiting tokens are off"
+        assert self._waiting_tokens == sum(r.num_tokens for r in self._policy), "the waiting tokens are off"
+        assert self._forks.parent_ids <= {r.request_id for r in unfinished if not r.num_output_tokens}, "a child waits in vain"
         self._batch.check_integrity()
         self._cache.check_integrity(active)
