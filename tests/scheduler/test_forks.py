@@ -8,7 +8,7 @@ from scheduler_driver import Driver, two_groups
 
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.core.options import PolicyName, PrefillMode, SchedulerOptions
-from inference_server.core.request import FinishReason, RequestStatus, ScheduledRequest
+from inference_server.core.request import FinishReason, RequestStatus
 from inference_server.kv_cache.cache_manager import CacheManager
 from inference_server.kv_cache.eviction import LRU
 

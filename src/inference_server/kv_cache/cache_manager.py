@@ -91,10 +91,8 @@ class CacheManager:
 
     def take_copies(self, request: ScheduledRequest) -> list[BlockCopy]:
         """What a fork needs copied into its newest blocks, before the step that computes in them."""
-        sources = self._tails.pop(request.request_id, [])
         index = request.num_computed_tokens // self.block_size
-        for group, source in enumerate(sources):
-            self._release(group, [source])
+        sources = self._drop_tail(request)
         return [BlockCopy(group, source, request.block_tables[group].block_ids[index]) for group, source in enumerate(sources)]
 
     def count_hits(self, request: ScheduledRequest) -> None:
@@ -155,11 +153,18 @@ class CacheManager:
         for group, table in enumerate(request.block_tables):
             self._release(group, [block for block in table.block_ids if block])
             table.block_ids.clear()
-        for group, block in enumerate(self._tails.pop(request.request_id, ())):
-            self._release(group, [block])
+        self._drop_tail(request)
         if self._prefix is not None:
             self._prefix.let_go(request)
         self._pool.forget(request.request_id)
+
+    def _drop_tail(self, request: ScheduledRequest) -> list[int]:
+        tail = self._tails.pop(request.request_id, [])
+        for group, block in enumerate(tail):
+            self._release(group, [block])
+        if tail and self._prefix is not None:
+            self._prefix.tail_released(request, tail[0])
+        return tail
 
     def _release(self, group: int, blocks: list[int]) -> None:
         self._pool.release(group, blocks)

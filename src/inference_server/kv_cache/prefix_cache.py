@@ -123,6 +123,12 @@ class PrefixCache:
         """A request let go of these window blocks."""
         self._windows.released(blocks)
 
+    def tail_released(self, request: ScheduledRequest, block: int) -> None:
+        """A fork let go of the full-group block behind those that it locks; its parent may have filled and cached that since."""
+        for node in self._holds[request.request_id].node.children.values():
+            if node.block == block:
+                self._offer(node)
+
     def let_go(self, request: ScheduledRequest) -> None:
         """Unlock the request's nodes, its tables being released already. Idempotent."""
         hold = self._holds.pop(request.request_id, None)

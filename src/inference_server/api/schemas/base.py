@@ -44,7 +44,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "logprobs": (False,),
         "min_tokens": (0,),
         "modalities": (["text"],),
-        "n": (1,),
         "parallel_tool_calls": (True, False),
         "presence_penalty": (0,),
         "repetition_penalty": (1,),
