@@ -154,6 +154,22 @@ def test_an_abort_in_any_state(victims: list[int], eviction: LRU | None, overlap
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("length", [13, 14, 15, 16])
+def test_a_tail_that_its_parent_has_filled_and_cached_is_let_go_of(length: int, overlap: bool) -> None:
+    """One prompt a step: the children have their turns while the parent decodes on."""
+    for num_steps in range(12):
+        driver = make_driver(eviction=LRU(), overlap=overlap, options={"prefill_mode": PrefillMode.MONOLITHIC})
+        group = driver.add_group(prompt_of(length), [9] * 4)
+        for _ in range(num_steps):
+            driver.step()
+        for request in group:
+            driver.abort(request)
+        driver.cache.clear()
+        driver.check()
+        assert driver.scheduler.cache_stats().cached_blocks == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("eviction", [None, LRU()])
 @pytest.mark.parametrize("victim", [0, 1, 3])
 def test_a_preemption_in_any_state(victim: int, eviction: LRU | None, overlap: bool) -> None:
