@@ -24,7 +24,6 @@ AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "backend": ("auto", "custom", "hf"),
         "quantization": ("none",),
-        "eviction_policy": ("lru", "sink_lru"),
         "custom_backend_compile": (False,),
         "cuda_graph_sizes": ((),),
         "ple_offload": (False,),
@@ -87,7 +86,7 @@ class Settings(BaseSettings):
         PolicyName.FAIR, description="fair (equal shares between clients) or fcfs (first come, first served)"
     )
     eviction_policy: Literal["lru", "sink_lru", "h2o"] = Field(
-        "lru", description="Which cached prefixes go first: lru, sink_lru (the starts of prompts last) or h2o"
+        "lru", description="Which cached prefixes go first: lru, sink_lru (the starts of prompts last) or h2o (the least attended to)"
     )
     kv_cache_block_size: int = Field(16, gt=0, le=256, description="Tokens per KV block, a power of two")
     kv_cache_num_blocks: int | None = Field(None, gt=1, lt=2**31, description="Blocks of the KV pool; unset: by KV_CACHE_MEMORY_FRACTION")
@@ -98,6 +97,7 @@ class Settings(BaseSettings):
     custom_backend_compile: bool = Field(False, description="torch.compile the custom forward")
     cuda_graph_sizes: Annotated[tuple[int, ...], NoDecode] = Field((), description="Batch sizes to capture as CUDA graphs, comma separated")
     ple_offload: bool = Field(False, description="Keep per-layer embeddings in host memory")
+    check_integrity: bool = Field(False, description="Debugging: recount all KV blocks when idle, and stop the engine if one is amiss")
     log_format: Literal["text", "json"] = Field("text", description="text or json (one object a line)")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
     telemetry_dir: Path | None = Field(None, description="Folder for per-request rows in SQLite; unset: none")
@@ -148,6 +148,7 @@ class Settings(BaseSettings):
             dtype=self.dtype,
             load_format=self.load_format,
             max_batch_size=self.max_batch_size,
+            block_mass=self.enable_prefix_cache and self.eviction_policy == "h2o",
         )
 
     def cache_options(self) -> CacheOptions:
@@ -179,6 +180,7 @@ class Settings(BaseSettings):
             admission_deadline_s=self.admission_deadline_s,
             request_deadline_s=self.request_deadline_s,
             default_max_tokens=self.default_max_tokens,
+            check_integrity=self.check_integrity,
         )
 
     def api_options(self) -> ApiOptions:

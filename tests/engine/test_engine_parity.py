@@ -97,12 +97,12 @@ def test_text_equals_the_straight_run_under_preemption(mode: PrefillMode, overla
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlap"])
-@pytest.mark.parametrize("seed", range(1, 9))
+@pytest.mark.parametrize("seed", range(8))
 def test_aborts_and_lost_steps_never_touch_other_requests(seed: int, overlap: bool) -> None:
     random, sink = Random(seed), RecordList()
     backend = FlakyBackend(random, 0.02, supports_overlap=overlap)
-    engine, scheduler = engine_on(backend, PrefillMode.MIXED, num_blocks=20, sink=sink)
-    backlog = [[request, *twins(request, random.choice([0, 0, 2]))] for request in requests_of(random, 25)]
+    engine, scheduler = engine_on(backend, PrefillMode.MIXED, num_blocks=10, sink=sink)
+    backlog = [[request, *twins(request, random.choice([0, 0, 2]))] for request in requests_of(random, 40)]
     requests = [request for group in backlog for request in group]
     prompts = {r.request_id: list(r.token_ids) for r in requests}
     seen = {r.request_id: [] for r in requests}
@@ -112,7 +112,7 @@ def test_aborts_and_lost_steps_never_touch_other_requests(seed: int, overlap: bo
             if backlog:
                 known += backlog[-1]
                 engine.add(*backlog.pop())
-        if random.random() < 0.12:
+        if random.random() < 0.05:
             engine.abort(random.choice(requests).request_id)
         for request_id, delta in engine.step().items():
             seen[request_id].append(delta)
@@ -127,6 +127,7 @@ def test_aborts_and_lost_steps_never_touch_other_requests(seed: int, overlap: bo
         if whole.error is None and deltas:
             assert (whole.text, whole.finish_reason) == (text, reason)
     assert {r.error_code for r in sink.requests} == {None, "aborted", "step_failed"}
+    assert engine.snapshot.scheduler.preemptions_total >= 3
     assert engine.snapshot.cache.used_blocks == 0
 
 

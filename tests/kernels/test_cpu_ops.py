@@ -138,6 +138,15 @@ def test_large_scores_do_not_overflow(ops: CpuOps) -> None:
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)
 
 
+def test_block_mass_is_the_references_and_costs_the_output_nothing(ops: CpuOps) -> None:
+    cache, q = Cache([(1, 40), (1, 3), (5, 21)], 2, 16, 4), random(7, 4, 16)
+    step, masses = (cache.tables, cache.rows, None, cache.block_size), [torch.zeros(len(cache.key)) for _ in range(2)]
+    binds = ops.bind_attention, reference.bind_attention
+    outputs = [bind(*step, mass)(q, cache.key, cache.value, 0.3) for bind, mass in zip(binds, masses, strict=True)]
+    assert outputs[0].equal(cache.attend(ops, q)[0]) and outputs[1].equal(cache.attend(ops, q)[1])
+    assert masses[0].equal(masses[1]) and masses[0].sum().item() == pytest.approx(2 * 4)
+
+
 def test_decode_attention_is_the_same_bits_in_every_batch_and_thread_count(ops: CpuOps, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = [40, 3, 30, 21]
     cache, q = Cache([(1, length) for length in lengths], 1, 64, 4, window=20), random(4, 4, 64)

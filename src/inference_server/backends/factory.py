@@ -36,6 +36,8 @@ def _paged(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
 
 
 def _transformers(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
+    if options.block_mass:
+        raise ModelLoadError("EVICTION_POLICY=h2o needs attention weights, which transformers does not give; use lru or sink_lru")
     from inference_server.backends.torch_backend import TorchBackend
     from inference_server.sampling.sampler import Sampler
 

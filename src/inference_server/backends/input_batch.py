@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inference_server.backends.block_mass import BlockMass
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.plan import StepPlan
 from inference_server.core.request import ScheduledRequest
@@ -34,11 +35,17 @@ class ModelInputs:
 
 
 class InputBatch:
-    """Builds `ModelInputs`. One for each arena; slots run from 0 to max_slots, exclusive."""
+    """Builds `ModelInputs`. One for each arena; slots run from 0 to max_slots, exclusive.
 
-    def __init__(self, layout: KVLayout, max_slots: int, max_model_len: int, device: torch.device, ops: Ops) -> None:
+    block_mass: what decoding rows attend to, of the group of full-attention layers; None unless it is to be measured.
+    """
+
+    def __init__(
+        self, layout: KVLayout, max_slots: int, max_model_len: int, device: torch.device, ops: Ops, measure_mass: bool = False
+    ) -> None:
         self.device = device
         self._ops = ops
+        self.block_mass = BlockMass(layout, device) if measure_mass else None
         self._block_size = layout.block_size
         self._windows = [group.window for group in layout.groups]
         width = ceil(max_model_len / layout.block_size)
@@ -49,6 +56,8 @@ class InputBatch:
 
     def build(self, plan: StepPlan, last_token_ids: Tensor) -> ModelInputs:
         """last_token_ids: int64 [max_slots] on the device, each slot's newest sampled token."""
+        if self.block_mass is not None:
+            self.block_mass.clear_reused(plan)
         row_slots = [request.slot for request in plan.requests]
         slots = np.array(row_slots)
         starts, counts = np.array(plan.starts), np.array(plan.num_new_tokens)
@@ -68,7 +77,8 @@ class InputBatch:
         for table, window in zip(self._tables, self._windows, strict=True):
             slot_mapping = self._to_device(self._slot_mapping(table, slots.repeat(counts), positions))
             block_tables = self._to_device(table[slots, :width])
-            attention = self._ops.bind_attention(block_tables, rows, window, self._block_size)
+            mass = self.block_mass.values if self.block_mass and window is None else None
+            attention = self._ops.bind_attention(block_tables, rows, window, self._block_size, mass)
             groups.append(GroupMetadata(slot_mapping, block_tables, window, attention))
         metadata = AttentionMetadata(
             groups=tuple(groups),

@@ -43,6 +43,7 @@ class PagedStep:
     slots: list[int]
     logits: Tensor | None = None
     token_ids: Tensor | None = None
+    block_mass: Tensor | None = None
     copied: torch.cuda.Event | None = None
 
 
@@ -101,7 +102,7 @@ class PagedBackend:
             self._kv = KVTensors(layout, dtype, self._device)
         except (RuntimeError, MemoryError) as error:
             raise ModelLoadError(f"a KV arena of {layout.arena_bytes / 2**30:.1f} GiB does not fit on {self._device}") from error
-        self._batch = InputBatch(layout, max_slots, self._max_model_len, self._device, self._ops)
+        self._batch = InputBatch(layout, max_slots, self._max_model_len, self._device, self._ops, self._options.block_mass)
         self._last_token_ids = torch.zeros(max_slots, dtype=torch.int64, device=self._device)
         self._warm_up(len(layout.groups))
 
@@ -119,11 +120,13 @@ class PagedBackend:
     def sample(self, step: PagedStep) -> None:
         if step.logits is None:
             return
+        assert self._batch is not None, "load and allocate come first"
         with step_errors(), torch.inference_mode():
             token_ids = self._sampler(step.logits, step.params, step.positions)
             self._last_token_ids[torch.tensor(step.slots, device=self._device)] = token_ids
             step.logits = None
             step.token_ids = token_ids.to("cpu", non_blocking=True)
+            step.block_mass = self._batch.block_mass.after_step() if self._batch.block_mass else None
             if self._device.type == "cuda":
                 step.copied = torch.cuda.Event()
                 step.copied.record()
@@ -136,7 +139,7 @@ class PagedBackend:
                     step.copied.synchronize()
                 for row, token_id in zip(step.rows, step.token_ids.tolist(), strict=True):
                     token_ids[row] = token_id
-        return StepResult(step.step_id, token_ids)
+        return StepResult(step.step_id, token_ids, None if step.block_mass is None else step.block_mass.tolist())
 
     def close(self) -> None:
         self._model = self._kv = self._batch = None

@@ -23,7 +23,7 @@ class PolicyName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Which model, and how the backend runs it. device and dtype may be "auto"."""
+    """Which model, and how the backend runs it. device and dtype may be "auto". block_mass: measure attention by block."""
 
     model_name: str
     model_revision: str | None
@@ -33,13 +33,15 @@ class ModelOptions:
     dtype: str = "auto"
     load_format: str = "auto"
     max_batch_size: int = 64
+    block_mass: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
     """num_blocks: KV of that many blocks for all layers; None sizes the arena by memory_fraction of what is free.
 
-    enable_prefix_cache: keep the KV of sequences for later ones. eviction_policy: what of it goes first, "lru" or "sink_lru".
+    enable_prefix_cache: keep the KV of sequences for later ones. eviction_policy: what of it goes first, "lru", "sink_lru"
+    or "h2o", which needs a backend with `ModelOptions.block_mass`.
     """
 
     block_size: int = 16
@@ -66,6 +68,7 @@ class EngineOptions:
     """Limits of the queue and of time. Deadlines are seconds from arrival; None means no limit.
 
     max_model_len: None takes the model's own. default_max_tokens: for chat and /generate when the request names none.
+    check_integrity: recount the books of scheduler and cache whenever there is nothing left to do; what is off ends the engine.
     """
 
     max_model_len: int | None = None
@@ -74,6 +77,7 @@ class EngineOptions:
     request_deadline_s: float | None = 600.0
     default_max_tokens: int = 512
     stall_after_s: float = 60.0
+    check_integrity: bool = False
 
 
 @dataclass(frozen=True, slots=True)

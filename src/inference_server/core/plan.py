@@ -73,7 +73,8 @@ class StepPlan:
 class StepResult:
     """What one collected step produced. token_ids[i] is row i's sampled token, or -1 where the row did not sample.
 
-    block_mass: attention mass by block id of the full group, when an eviction policy asked for it.
+    block_mass: now and then, when an eviction policy asked for it, the attention mass of decoding rows by block id of the full
+    group since the block was first written, older mass counting less.
     elapsed_s: what the step took, set by the engine: from its launch, or from the end of the step before if that was later, to
     its end. 0 when nobody measured it.
     """

@@ -138,7 +138,9 @@ class Engine:
         plan = self._scheduler.schedule(now)
         if plan is not None:
             self._pipeline.launch(plan)
-        self._idle = plan is None and not self._pipeline
+        was_idle, self._idle = self._idle, plan is None and not self._pipeline
+        if self._options.check_integrity and self._idle and not was_idle:
+            self._scheduler.check_integrity(self._open)
         if len(self._pipeline) > (0 if plan is None else self._depth):
             self._pipeline.collect()
         self._publish()

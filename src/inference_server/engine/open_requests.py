@@ -4,7 +4,7 @@ An end frees the scheduler's resources, makes the terminal delta and writes the 
 for it: a stop, a deadline, an abort, a failed step or a dying engine. Deadlines cost a comparison a step, not a scan.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 
 from inference_server.core.errors import DeadlineExceededError, InferenceServerError, OverloadedError
@@ -37,6 +37,9 @@ class OpenRequests:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def __iter__(self) -> Iterator[ScheduledRequest]:
+        return iter(self._requests.values())
 
     @property
     def next_deadline(self) -> float:

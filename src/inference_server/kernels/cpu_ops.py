@@ -15,8 +15,8 @@ from inference_server.kernels.cpu_jit import CompiledKernel, can_compile, compil
 from inference_server.kernels.cpu_linear import pack_linear, panel_kernel
 from inference_server.kernels.cpu_norm import add_rms_norm, rms_norm
 from inference_server.kernels.cpu_rotary import norm_rotate_store
-from inference_server.kernels.ops import Activation, KVSlots, Linear
-from inference_server.kernels.reference import PagedAttention
+from inference_server.kernels.ops import Activation, Attention, KVSlots, Linear
+from inference_server.kernels.reference import MassAttention, PagedAttention
 from inference_server.kernels.step_rows import StepRows
 
 _NO_WINDOW = 1 << 62
@@ -77,8 +77,11 @@ class CpuOps:
         self._norm_rotate_store(8 * qkv.numel(), tokens, *addresses, *sizes, eps)
         return q
 
-    def bind_attention(self, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int) -> "CpuAttention":
-        return CpuAttention(self._decode_attention, block_tables, rows, window, block_size)
+    def bind_attention(
+        self, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int, block_mass: Tensor | None = None
+    ) -> Attention:
+        attention = CpuAttention(self._decode_attention, block_tables, rows, window, block_size)
+        return attention if block_mass is None else MassAttention(attention, block_tables, rows, window, block_size, block_mass)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inference_server.kernels.ops import Activation, KVSlots, Linear
+from inference_server.kernels.ops import Activation, Attention, KVSlots, Linear
 from inference_server.kernels.step_rows import StepRows
 
 QUERY_CHUNK = 512  # queries of one row handled at a time: a mask is [QUERY_CHUNK, keys], never [tokens, tokens]
@@ -151,9 +151,16 @@ def paged_attention(
     return PagedAttention(block_tables, cu_seqlens_q.tolist(), seq_lens.tolist(), window, key.shape[1])(q, key, value, scale)
 
 
-def bind_attention(block_tables: Tensor, rows: StepRows, window: int | None, block_size: int) -> "PagedAttention":
-    """`paged_attention` for the rows of one step and one layer group: (q, key, value, scale) to the output."""
-    return PagedAttention(block_tables, rows.starts, rows.lengths, window, block_size)
+def bind_attention(
+    block_tables: Tensor, rows: StepRows, window: int | None, block_size: int, block_mass: Tensor | None = None
+) -> Attention:
+    """`paged_attention` for the rows of one step and one layer group: (q, key, value, scale) to the output.
+
+    block_mass: fp32 [num_blocks], to which each call adds what the rows of one token attend to: for every block the softmax
+    probabilities of its keys, summed over keys, rows and heads. None, the usual case, costs nothing.
+    """
+    attention = PagedAttention(block_tables, rows.starts, rows.lengths, window, block_size)
+    return attention if block_mass is None else MassAttention(attention, block_tables, rows, window, block_size, block_mass)
 
 
 class _Read(NamedTuple):
@@ -168,14 +175,14 @@ class _Read(NamedTuple):
 class PagedAttention:
     """`paged_attention` split in two: what to read is worked out here once, then each layer of the group calls it.
 
-    starts, lengths: cu_seqlens_q and seq_lens, which are needed on the host.
+    starts, lengths: cu_seqlens_q and seq_lens, which are needed on the host. decodes: what the rows of one token read.
     """
 
     def __init__(self, block_tables: Tensor, starts: list[int], lengths: list[int], window: int | None, block_size: int) -> None:
         self._tables, self._window, self._block_size = block_tables, window, block_size
         counts = [stop - start for start, stop in pairwise(starts)]
         singles = [row for row, count in enumerate(counts) if count == 1]
-        self._decodes = [self._decode_read(rows, width, starts, lengths) for rows, width in _packs(singles, lengths, window)]
+        self.decodes = [self._decode_read(rows, width, starts, lengths) for rows, width in _packs(singles, lengths, window)]
         self._chunks = [
             self._chunk_read(row, first, min(first + QUERY_CHUNK, counts[row]), starts[row], lengths[row] - counts[row])
             for row in range(len(lengths))
@@ -185,7 +192,7 @@ class PagedAttention:
 
     def __call__(self, q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         out = torch.empty_like(q)
-        for read in self._decodes:
+        for read in self.decodes:
             out[read.tokens] = _attend_decodes(q[read.tokens], key[read.slots], value[read.slots], read.mask, scale)
         for read in self._chunks:
             out[read.tokens] = _attend_chunk(q[read.tokens], key[read.slots], value[read.slots], read, scale)
@@ -219,6 +226,26 @@ class PagedAttention:
         return _Read(slice(row_start + first, row_start + stop), slots, mask, causal)
 
 
+class MassAttention:
+    """Any attention bound to a step, and the mass that its rows of one token add to `block_mass` (see `bind_attention`).
+
+    Probabilities are computed here once more, keys read twice, so it serves every set of operations that has no kernel for it.
+    """
+
+    def __init__(
+        self, attention: Attention, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int, block_mass: Tensor
+    ) -> None:
+        self._attention, self._block_mass = attention, block_mass
+        single = rows.num_single
+        self._reads = PagedAttention(block_tables[:single], rows.starts[: single + 1], rows.lengths[:single], window, block_size).decodes
+
+    def __call__(self, q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        for read in self._reads:
+            weights = _decode_weights(q[read.tokens], key[read.slots], read.mask, scale)
+            self._block_mass.index_add_(0, read.slots[0].flatten(), weights.flatten())
+        return self._attention(q, key, value, scale)
+
+
 def _packs(rows: list[int], lengths: list[int], window: int | None) -> Iterator[tuple[list[int], int]]:
     """Rows to handle in one call, and the most keys any of them sees: all together if that is little, else those of similar length."""
     seen = {row: min(lengths[row], window or lengths[row]) for row in rows}
@@ -238,6 +265,13 @@ def _attend_decodes(q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
     grouped = q.float().unflatten(1, (key.shape[2], -1))  # heads that share a KV head go in as its queries: keys are read once
     k, v = key.float().transpose(1, 2), value.float().transpose(1, 2)
     return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale).flatten(1, 2).to(q.dtype)
+
+
+def _decode_weights(q: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Probabilities [rows, keys] of `_attend_decodes`, summed over the heads; 0 where the mask hides a key."""
+    grouped = q.float().unflatten(1, (key.shape[2], -1))
+    scores = grouped @ key.float().permute(0, 2, 3, 1) * scale  # [rows, num_kv_heads, group, keys]
+    return (scores if mask is None else scores.masked_fill(~mask, float("-inf"))).softmax(-1).sum((1, 2))
 
 
 def _attend_chunk(q: Tensor, key: Tensor, value: Tensor, read: _Read, scale: float) -> Tensor:

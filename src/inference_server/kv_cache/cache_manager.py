@@ -13,6 +13,7 @@ from inference_server.core.records import CacheStats
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.prefix_cache import PrefixCache
+from inference_server.kv_cache.prefix_node import PrefixNode
 
 
 class CacheManager:
@@ -47,6 +48,12 @@ class CacheManager:
         missing = max(0, -(-len(request.token_ids) // self.block_size) - len(request.block_tables[0].block_ids))
         live = (sum(map(bool, table.block_ids)) for table in request.block_tables)
         return [min(missing, max(0, peak - held)) for peak, held in zip(peaks, live, strict=True)]
+
+    def taken_bytes(self, counts: Sequence[int], spare_slabs: int = 0) -> int:
+        """What is used, so many more blocks and slabs included."""
+        layout = self._layout
+        more = sum(count * layout.block_bytes(group) for group, count in enumerate(counts))
+        return self._pool.used_bytes + more + spare_slabs * layout.slab_bytes
 
     def can_fit(self, counts: Sequence[int], spare_slabs: int = 0) -> bool:
         """Whether so many more blocks can be had now, by eviction if need be, with `spare_slabs` left over."""
@@ -95,6 +102,14 @@ class CacheManager:
         sources = self._drop_tail(request)
         return [BlockCopy(group, source, request.block_tables[group].block_ids[index]) for group, source in enumerate(sources)]
 
+    def found(self, request: ScheduledRequest) -> PrefixNode | None:
+        """Where the search of `match_prefix` ended, for `goes_on`."""
+        return self._prefix.found(request) if self._prefix is not None else None
+
+    def goes_on(self, found: PrefixNode | None, request: ScheduledRequest) -> bool:
+        """Whether that search would go further by now. Costs the same for any length of the match."""
+        return found is not None and self._prefix is not None and self._prefix.goes_on(found, request)
+
     def count_hits(self, request: ScheduledRequest) -> None:
         """Note what the prefix cache was worth to a request, at its first admission; what it recomputes later is no hit."""
         if self._prefix is None:
@@ -107,6 +122,11 @@ class CacheManager:
         """Let others start from the full blocks that the request has collected."""
         if self._prefix is not None:
             self._prefix.commit(request)
+
+    def observe_mass(self, block_mass: Sequence[float]) -> None:
+        """block_mass: see `StepResult`."""
+        if self._prefix is not None:
+            self._prefix.observe_mass(block_mass)
 
     def clear(self) -> None:
         """Forget every prefix that no request uses."""
@@ -130,22 +150,28 @@ class CacheManager:
             table.block_ids += new
         return True
 
-    def drop_out_of_window(self, request: ScheduledRequest) -> None:
-        """Free the blocks that no token from `num_computed_tokens` on can read.
+    def drop_out_of_window(self, request: ScheduledRequest, *, uncommitted: bool = True) -> bool:
+        """Free the blocks that no token from `num_computed_tokens` on can read. Returns whether there were any.
 
         The counter is the scheduled one: a step in flight still reads what is freed here, and whoever gets the block writes
-        it in a later launch.
+        it in a later launch. uncommitted: also blocks of a step in flight, which then cannot be cached once it is collected.
         """
+        kept_from = None if uncommitted or self._prefix is None else request.num_collected_tokens // self.block_size
+        dropped = False
         for group, (window, table) in enumerate(zip(self._windows, request.block_tables, strict=False)):
             if window is None:
                 continue
             block_ids = table.block_ids
             first_needed = max(0, request.num_computed_tokens - window + 1) // self.block_size
+            if kept_from is not None:
+                first_needed = min(first_needed, kept_from)
             index = first_needed
             while index > 0 and block_ids[index - 1]:
                 index -= 1
             self._release(group, block_ids[index:first_needed])
             block_ids[index:first_needed] = [0] * (first_needed - index)
+            dropped |= index < first_needed
+        return dropped
 
     def free(self, request: ScheduledRequest) -> None:
         """Take back everything the request holds; what it has collected stays reusable. Idempotent."""

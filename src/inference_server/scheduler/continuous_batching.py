@@ -99,6 +99,8 @@ class ContinuousBatchScheduler:
     def update(self, plan: StepPlan, result: StepResult, stops: Mapping[str, FinishReason]) -> None:
         """A request that has all its max_tokens and is not in `stops` ends too, by LENGTH."""
         self._observe(plan, result.elapsed_s)
+        if result.block_mass is not None:
+            self._cache.observe_mass(result.block_mass)
         finished, block_size, parent_ids = RequestStatus.FINISHED, self._cache.block_size, self._intake.parent_ids
         returned: list[ScheduledRequest] = []
         for request, start, count, samples, token_id in zip(
@@ -230,8 +232,10 @@ class ContinuousBatchScheduler:
 
     def _grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Get the blocks for the first `num_tokens` tokens, by preemption if need be. False if the row must sit this step out."""
-        self._cache.drop_out_of_window(request)
+        self._cache.drop_out_of_window(request, uncommitted=False)
         while not self._cache.extend(request, num_tokens):
+            if self._cache.drop_out_of_window(request):
+                continue
             victim = self._batch.worst_ranked()
             if victim.num_computed_tokens > victim.num_collected_tokens:
                 self._resting = victim
@@ -262,7 +266,6 @@ class ContinuousBatchScheduler:
         self._cache.free(request)
 
     def check_integrity(self, unfinished: Iterable[ScheduledRequest]) -> None:
-        """Account for every request of `unfinished`, slot, token and block. Raises AssertionError with what is off."""
         active, waiting = self._batch.prefilling + self._batch.running, self.waiting()
         assert {id(r) for r in unfinished} == {id(r) for r in active + waiting}, "a request is lost, or not let go"
         assert all(r.slot < 0 and r.num_computed_tokens == 0 for r in waiting), "a waiting request holds something"

@@ -137,11 +137,7 @@ class Intake:
 
     def _try(self, request: ScheduledRequest, gate: AdmissionPass, parent: ScheduledRequest | None) -> HoldReason | None:
         """Pass the gate with what is there of the prompt in hand, or give it back and say what holds the request."""
-        if parent is None:
-            self._cache.match_prefix(request)
-        else:
-            self._cache.fork(parent, request)
-        reason = gate.admit(request)
+        reason = gate.admit(request, parent)
         if reason is not None:
             self._cache.free(request)
             request.num_computed_tokens = request.num_collected_tokens = 0

@@ -1,6 +1,6 @@
 """What the engine asks of a scheduler. All calls come from the engine thread."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from inference_server.core.plan import StepPlan, StepResult
@@ -52,3 +52,7 @@ class SchedulerInterface(Protocol):
     def scheduler_stats(self) -> SchedulerStats: ...
 
     def cache_stats(self) -> CacheStats: ...
+
+    def check_integrity(self, unfinished: Iterable[ScheduledRequest]) -> None:
+        """Account for every request of `unfinished`, slot, token and block. Raises AssertionError with what is off; slow."""
+        ...
