@@ -106,9 +106,8 @@ def run_schedules(create: Callable[[Path], Straight], folder: Path, seeds: range
     assert {name: seen[name] for name, floor in floors.items() if seen[name] < floor} == {}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("gemma3")
+def save_tiny_model(path: Path) -> Path:
+    """Two window layers and a full one, in a folder that exists."""
     torch.manual_seed(2)
     config = Gemma3TextConfig(
         vocab_size=64,
@@ -126,6 +125,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     Gemma3ForCausalLM(config).save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("gemma3"))
 
 
 @BACKENDS

@@ -20,11 +20,12 @@ _MOST_HEADROOM = 0.3
 
 
 class HoldReason(StrEnum):
-    """Why a request waits."""
+    """Why a request waits. PROMPT: another request of the same prompt computes it."""
 
     SLOTS = "slots"
     ACTIVE_TOKENS = "active_tokens"
     KV_BLOCKS = "kv_blocks"
+    PROMPT = "prompt"
 
 
 @dataclass(slots=True)
@@ -150,8 +151,8 @@ class AdmissionPass:
     pending: list[int]
     recomputing: bool
 
-    def admit(self, request: ScheduledRequest) -> HoldReason | None:
-        """Put the cached prefix in the request's hand, charge it to this pass and return None; or say what holds it.
+    def admit(self, request: ScheduledRequest, parent: ScheduledRequest | None = None) -> HoldReason | None:
+        """Put the cached prefix, or the parent's prompt, in the request's hand, charge it and return None; or say what holds it.
 
         An empty batch admits any request, so none is held for ever. One that is held may have a prefix in hand to give back.
         """
@@ -159,7 +160,10 @@ class AdmissionPass:
         if reason is not None:
             return reason
         cache, taken_bytes = self.controller.cache, self._taken_bytes()
-        cache.match_prefix(request)
+        if parent is None:
+            cache.match_prefix(request)
+        else:
+            cache.fork(parent, request)
         blocks = cache.pending_blocks(request, self.chunk_tokens)
         if self.num_active and self._is_short_of(blocks):
             self.controller.held(request, blocks, taken_bytes)

@@ -45,7 +45,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "logprobs": (False,),
         "min_tokens": (0,),
         "modalities": (["text"],),
-        "n": (1,),
         "presence_penalty": (0,),
         "repetition_penalty": (1,),
         "response_format": ({"type": "text"},),

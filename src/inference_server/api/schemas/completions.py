@@ -1,25 +1,24 @@
-"""Body of `/v1/completions`: one prompt, as raw text or as token ids."""
+"""Body of `/v1/completions`: one prompt or several, as raw text or as token ids."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from inference_server.api.schemas.sampling import INT32, OpenAIBody
 
+NonEmpty = Field(min_length=1)
+Text = Annotated[str, NonEmpty]
 TokenId = Annotated[int, Field(ge=0, lt=INT32)]
+TokenIds = Annotated[list[TokenId], NonEmpty]
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this route alone
 
 
 class CompletionBody(OpenAIBody):
-    """A list that holds just one prompt is that prompt; several prompts in one request are not supported."""
+    prompt: Text | TokenIds | Annotated[list[Text], NonEmpty] | Annotated[list[TokenIds], NonEmpty]
 
-    prompt: Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)]
-
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _unwrap(cls, value: Any) -> Any:
-        if isinstance(value, list) and value and isinstance(value[0], str | list):
-            if len(value) > 1:
-                raise ValueError("only one prompt in a request is supported")
-            return value[0]
-        return value
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        return prompt if isinstance(prompt[0], str | list) else [prompt]
