@@ -26,7 +26,6 @@ AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "quantization": ("none",),
         "eviction_policy": ("lru", "sink_lru"),
         "custom_backend_compile": (False,),
-        "cuda_graph_sizes": ((),),
         "ple_offload": (False,),
         "telemetry_dir": (None,),
         "timeline_dir": (None,),
@@ -96,7 +95,9 @@ class Settings(BaseSettings):
     )
     enable_prefix_cache: bool = Field(True, description="Reuse the KV of prompt prefixes that were computed before")
     custom_backend_compile: bool = Field(False, description="torch.compile the custom forward")
-    cuda_graph_sizes: Annotated[tuple[int, ...], NoDecode] = Field((), description="Batch sizes to capture as CUDA graphs, comma separated")
+    cuda_graph_sizes: Annotated[tuple[int, ...], NoDecode] = Field(
+        (), description="Batch sizes to capture as CUDA graphs, comma separated; unset: 1 to 32, then every 8, then every 16; 0: none"
+    )
     ple_offload: bool = Field(False, description="Keep per-layer embeddings in host memory")
     log_format: Literal["text", "json"] = Field("text", description="text or json (one object a line)")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
@@ -148,6 +149,9 @@ class Settings(BaseSettings):
             dtype=self.dtype,
             load_format=self.load_format,
             max_batch_size=self.max_batch_size,
+            max_batched_tokens=self.max_batched_tokens,
+            max_model_len=self.max_model_len,
+            cuda_graph_sizes=self.cuda_graph_sizes,
         )
 
     def cache_options(self) -> CacheOptions:

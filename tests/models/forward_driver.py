@@ -58,19 +58,11 @@ def logits_of(model: Any, ids: Tensor, attention: Callable[[int | None, Tensor],
     num_blocks = -(-count // BLOCK)
     table = torch.arange(num_blocks, 0, -1, dtype=torch.int32)[None]
     slots = table[0].long().repeat_interleave(BLOCK)[:count] * BLOCK + torch.arange(count) % BLOCK
-    cu_seqlens_q, seq_lens = torch.tensor([0, count], dtype=torch.int32), torch.tensor([count], dtype=torch.int32)
 
     def reference(window: int | None, table: Tensor) -> Attention:
         return PagedAttention(table, [0, count], [count], window, BLOCK)
 
     make = attention or reference
-    metadata = AttentionMetadata(
-        groups=tuple(GroupMetadata(slots, table, group.window, make(group.window, table)) for group in groups),
-        cu_seqlens_q=cu_seqlens_q,
-        seq_lens=seq_lens,
-        num_single=0,
-        max_query_len=count,
-        max_seq_len=count,
-    )
+    metadata = AttentionMetadata(tuple(GroupMetadata(slots, make(group.window, table)) for group in groups))
     with torch.inference_mode():
         return model.compute_logits(model.forward(ids, torch.arange(count), metadata, PlainKV(groups, num_blocks + 1)))

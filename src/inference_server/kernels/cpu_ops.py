@@ -16,8 +16,8 @@ from inference_server.kernels.cpu_linear import pack_linear, panel_kernel
 from inference_server.kernels.cpu_norm import add_rms_norm, rms_norm
 from inference_server.kernels.cpu_rotary import norm_rotate_store
 from inference_server.kernels.ops import Activation, KVSlots, Linear
-from inference_server.kernels.reference import PagedAttention
-from inference_server.kernels.step_rows import StepRows
+from inference_server.kernels.reference import PagedAttention, place_tokens
+from inference_server.kernels.step_rows import StepRows, TokenPlaces
 
 _NO_WINDOW = 1 << 62
 
@@ -78,7 +78,12 @@ class CpuOps:
         return q
 
     def bind_attention(self, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int) -> "CpuAttention":
-        return CpuAttention(self._decode_attention, block_tables, rows, window, block_size)
+        return CpuAttention(self._decode_attention, rows.tables(block_tables, block_size), rows, window, block_size)
+
+    def place_tokens(
+        self, rows: StepRows, known_ids: Tensor, newest_ids: Tensor, block_tables: Tensor, block_size: int, out: TokenPlaces
+    ) -> None:
+        place_tokens(rows, known_ids, newest_ids, block_tables, block_size, out)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2

@@ -35,12 +35,14 @@ def decode_attention(
     max_seq_len: int,
     scale: float,
     window: int | None,
+    slots: Tensor | None = None,
     launch: DecodeLaunch | None = None,
 ) -> None:
     """Write the attention of those of the first num_rows rows that have exactly one token; other tokens of `out` stay untouched.
 
     Arguments are those of `reference.paged_attention`; out is like q. max_seq_len: an upper bound of seq_lens, for the launch size
-    alone. head_dim is a power of two from 16 up; its elements, and nothing else, must be contiguous in q, key and value.
+    alone. slots: as in `StepRows`. head_dim is a power of two from 16 up; its elements, and nothing
+    else, must be contiguous in q, key and value.
     """
     num_heads, head_dim = q.shape[1:]
     block_size, num_kv_heads = key.shape[1:3]
@@ -63,6 +65,7 @@ def decode_attention(
         block_tables,
         cu_seqlens_q,
         seq_lens,
+        slots,
         scale * LOG2_E,
         min_keys,
         *q.stride()[:2],
@@ -124,6 +127,7 @@ def _decode_kernel(
     tables_ptr,
     cu_seqlens_ptr,
     seq_lens_ptr,
+    slots_ptr,
     scale,
     min_keys,
     stride_q,
@@ -146,6 +150,9 @@ def _decode_kernel(
         gdc_launch_dependents()
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     token, next_token, length = tl.load(cu_seqlens_ptr + row), tl.load(cu_seqlens_ptr + row + 1), tl.load(seq_lens_ptr + row)
+    slot = row
+    if slots_ptr is not None:
+        slot = tl.load(slots_ptr + row)
     if next_token - token != 1:
         return
     max_splits = tl.num_programs(0)
@@ -159,7 +166,7 @@ def _decode_kernel(
     head = kv_head * GROUP + tl.minimum(member, GROUP - 1)  # padding repeats the last head
     dim = tl.arange(0, HEAD_DIM)
     q = tl.load(q_ptr + token.to(tl.int64) * stride_q + head[:, None] * stride_q_head + dim[None, :])  # [ROWS, HEAD_DIM]
-    table = tables_ptr + row * stride_table
+    table = tables_ptr + slot * stride_table
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from inference_server.kernels.step_rows import StepRows
+from inference_server.kernels.step_rows import StepRows, TokenPlaces
 
 
 class Activation(StrEnum):
@@ -66,3 +66,7 @@ class Ops(Protocol):
     def bind_attention(self, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int) -> Attention: ...
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor: ...
+
+    def place_tokens(
+        self, rows: StepRows, known_ids: Tensor, newest_ids: Tensor, block_tables: Tensor, block_size: int, out: TokenPlaces
+    ) -> None: ...

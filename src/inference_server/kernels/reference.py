@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inference_server.kernels.ops import Activation, KVSlots, Linear
-from inference_server.kernels.step_rows import StepRows
+from inference_server.kernels.step_rows import StepRows, TokenPlaces
 
 QUERY_CHUNK = 512  # queries of one row handled at a time: a mask is [QUERY_CHUNK, keys], never [tokens, tokens]
 PACK_KEYS = 2048  # keys of decode rows gathered at a time, padding included: few enough to stay in the cache
@@ -153,7 +153,27 @@ def paged_attention(
 
 def bind_attention(block_tables: Tensor, rows: StepRows, window: int | None, block_size: int) -> "PagedAttention":
     """`paged_attention` for the rows of one step and one layer group: (q, key, value, scale) to the output."""
-    return PagedAttention(block_tables, rows.starts, rows.lengths, window, block_size)
+    return PagedAttention(rows.tables(block_tables, block_size), rows.starts, rows.lengths, window, block_size)
+
+
+def place_tokens(rows: StepRows, known_ids: Tensor, newest_ids: Tensor, block_tables: Tensor, block_size: int, out: TokenPlaces) -> None:
+    """Work out the step's tokens from its rows, into `out`; zeros for tokens behind the last row.
+
+    known_ids: int32 [tokens], -1 where the id is the newest one of the row's slot. newest_ids: int64 [slots].
+    block_tables: int32 [groups, slots, max_blocks]. rows.slots says which slot is whose.
+    """
+    assert rows.slots is not None
+    starts = rows.cu_seqlens_q.long()
+    row = torch.repeat_interleave(starts.diff())  # [tokens of rows]
+    count, slot = len(row), rows.slots[row].long()
+    positions = torch.arange(count, device=row.device) + (rows.seq_lens - starts[1:])[row]
+    known = known_ids[:count]
+    blocks = block_tables[:, slot, positions // block_size]
+    for tensor in out:
+        tensor.zero_()
+    out.input_ids[:count] = torch.where(known < 0, newest_ids[slot], known)
+    out.positions[:count] = positions
+    out.slot_mapping[:, :count] = blocks * block_size + positions % block_size
 
 
 class _Read(NamedTuple):

@@ -5,13 +5,14 @@ Importing this needs Triton.
 
 from torch import Tensor
 
+from inference_server.kernels.place_tokens import place_tokens
 from inference_server.kernels.reference import add_rms_norm, gated, linear, norm_rotate_store, rms_norm
 from inference_server.kernels.step_rows import StepRows
 from inference_server.kernels.triton_attention import TritonAttention
 
-__all__ = ["add_rms_norm", "bind_attention", "gated", "linear", "norm_rotate_store", "rms_norm"]
+__all__ = ["add_rms_norm", "bind_attention", "gated", "linear", "norm_rotate_store", "place_tokens", "rms_norm"]
 
 
 def bind_attention(block_tables: Tensor, rows: StepRows, window: int | None, block_size: int) -> TritonAttention:
     """As `reference.bind_attention`; the kernels see the block size in the cache."""
-    return TritonAttention(block_tables, rows.cu_seqlens_q, rows.seq_lens, window, rows.num_single, max_seq_len=max(rows.lengths))
+    return TritonAttention(block_tables, rows, window)
