@@ -135,9 +135,7 @@ class InputBatch:
         """Work out the tokens of the staged step."""
         self._ops.place_tokens(inputs.rows, inputs.known_ids, self.newest_ids, self._tables, self._block_size, inputs.places)
 
-    def _update_tables(
-        self, requests: Sequence[ScheduledRequest], slots: IntArray, ends: IntArray
-    ) -> tuple[list[int], list[int]]:
+    def _update_tables(self, requests: Sequence[ScheduledRequest], slots: IntArray, ends: IntArray) -> tuple[list[int], list[int]]:
         """Copy the block ids that are new since the slot's step before; all of them for a new or returning tenant.
 
         Returns where in the flat tables something changed, and to what. A block that has left the window becomes null in the request's

@@ -16,7 +16,7 @@ from inference_server.kernels.cpu_linear import pack_linear, panel_kernel
 from inference_server.kernels.cpu_norm import add_rms_norm, rms_norm
 from inference_server.kernels.cpu_rotary import norm_rotate_store
 from inference_server.kernels.ops import Activation, KVSlots, Linear
-from inference_server.kernels.reference import PagedAttention, place_tokens
+from inference_server.kernels.reference import PagedAttention, moe_experts, place_tokens
 from inference_server.kernels.step_rows import StepRows, TokenPlaces
 
 _NO_WINDOW = 1 << 62
@@ -79,6 +79,9 @@ class CpuOps:
 
     def bind_attention(self, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int) -> "CpuAttention":
         return CpuAttention(self._decode_attention, rows.tables(block_tables, block_size), rows, window, block_size)
+
+    def moe_experts(self, x: Tensor, gate_up: Tensor, down: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation) -> Tensor:
+        return moe_experts(x, gate_up, down, expert_ids, weights, activation)
 
     def place_tokens(
         self, rows: StepRows, known_ids: Tensor, newest_ids: Tensor, block_tables: Tensor, block_size: int, out: TokenPlaces

@@ -67,6 +67,10 @@ class Ops(Protocol):
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor: ...
 
+    def moe_experts(
+        self, x: Tensor, gate_up: Tensor, down: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation
+    ) -> Tensor: ...
+
     def place_tokens(
         self, rows: StepRows, known_ids: Tensor, newest_ids: Tensor, block_tables: Tensor, block_size: int, out: TokenPlaces
     ) -> None: ...

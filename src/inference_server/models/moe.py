@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from inference_server.kernels.ops import Activation
-from inference_server.kernels.reference import moe_experts
 from inference_server.models.weights import Weights
 
 
@@ -13,6 +12,7 @@ class Experts:
 
     def __init__(self, weights: Weights, num_experts: int, hidden_size: int, size: int, activation: Activation) -> None:
         self.activation = activation
+        self.ops = weights.ops
         if "0.down_proj.weight" in weights:
             self.gate_up, self.down = _stack(weights, num_experts, hidden_size, size)
         else:
@@ -21,7 +21,7 @@ class Experts:
 
     def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         """x [tokens, hidden_size]; expert_ids, expert_weights [tokens, top_k], as `route` returns them. The weighted sums, as x."""
-        return moe_experts(x, self.gate_up, self.down, expert_ids, expert_weights, self.activation)
+        return self.ops.moe_experts(x, self.gate_up, self.down, expert_ids, expert_weights, self.activation)
 
 
 def _stack(weights: Weights, num_experts: int, hidden_size: int, size: int) -> tuple[Tensor, Tensor]:
