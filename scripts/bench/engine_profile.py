@@ -27,7 +27,7 @@ def print_profile(engine: Engine, requests: list[ScheduledRequest]) -> None:
         engine.add(request)
     for _ in range(_WARM_STEPS):
         engine.step()
-    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
         for _ in range(_TRACED_STEPS):
             engine.step()
     while engine.has_work:
@@ -43,7 +43,7 @@ def print_profile(engine: Engine, requests: list[ScheduledRequest]) -> None:
     between = median(max(0.0, b[0][0] - a[-1][1]) for a, b in pairwise(steps))
     period = median(b[0][0] - a[0][0] for a, b in pairwise(steps))
     print(
-        f"b{len(requests)}, traced: a step every {period:.0f} µs, {len(steps[0])} kernels; kernels {busy:.0f} µs, gaps within {within:.0f} µs,"
+        f"b{len(requests)}, traced: a step every {period:.0f} µs, {len(steps[0])} kernels; busy {busy:.0f} µs, gaps within {within:.0f} µs,"
     )
     print(f"  between the last kernel and the next step's first {between:.1f} µs ({between / period:.1%})")
     by_kernel: dict[str, list[float]] = defaultdict(list)

@@ -51,7 +51,7 @@ def test_captured_steps_give_the_tokens_of_eager_ones_and_of_the_reference(folde
         captured = PagedDriver(folder, device="cuda", seed=seed)
         warm_up = captured.backend._runner.num_steps
         assert captured.generate(PROMPTS, NEW_TOKENS, chunk=chunk) == expected
-        assert captured.backend._runner.num_captured_steps == captured.backend._runner.num_steps - warm_up > NEW_TOKENS
+        assert captured.backend._runner.num_captured_steps == captured.backend._runner.num_steps - warm_up >= NEW_TOKENS
     assert PagedDriver(folder, device="cuda", seed=4).generate_overlapped(PROMPTS, NEW_TOKENS) == expected
 
 

@@ -22,7 +22,7 @@ from inference_server.scheduler.continuous_batching import ContinuousBatchSchedu
 from inference_server.tokenization.chat_template import ChatTemplate
 from inference_server.tokenization.tokenizer import ByteTokenizer
 
-MAX_TOKENS = 24
+MAX_TOKENS = 40
 PROMPTS = [[(11 * i + 7 * n) % 500 + 1 for i in range(n)] for n in (1, 3, 8, 15, 16, 17, 30, 44, 60, 75)]
 PROMPTS += [[*PROMPTS[-1][:48], 9, n] for n in range(4)]  # share a prefix
 
@@ -31,7 +31,7 @@ class Rig:
     """One model on the device; an engine with fresh books for each schedule. num_preempted: over all of them."""
 
     def __init__(self, folder: Path, device: str, num_blocks: int) -> None:
-        options = ModelOptions("tiny", None, folder, device=device, dtype="float32", max_batch_size=6, max_batched_tokens=64)
+        options = ModelOptions("tiny", None, folder, device=device, dtype="float32", max_batch_size=8, max_batched_tokens=64)
         self.backend = PagedBackend(options, folder, open_checkpoint, Sampler())
         self.spec = self.backend.load()
         self.layout = KVLayout.from_num_blocks(self.spec.groups, 4, num_blocks)
@@ -39,7 +39,7 @@ class Rig:
         self.num_preempted = 0
 
     def engine(self, mode: PrefillMode) -> Engine:
-        scheduler = ContinuousBatchScheduler(create_cache(self.layout, CacheOptions()), SchedulerOptions(6, 64, mode, 20))
+        scheduler = ContinuousBatchScheduler(create_cache(self.layout, CacheOptions()), SchedulerOptions(8, 64, mode, 20))
         defaults = GenerationDefaults(temperature=0.0)
         template = ChatTemplate("", {})
         model = LoadedModel(self.backend, scheduler, ByteTokenizer(), template, self.spec, defaults, self.spec.max_model_len, 0)
@@ -50,10 +50,10 @@ class Rig:
     def run(self, random: Random) -> list[ScheduledRequest]:
         """Some requests that come in over time; some are aborted."""
         engine = self.engine(random.choice(list(PrefillMode)))
-        requests = [request(random, n) for n in range(random.randint(4, 12))]
+        requests = [request(random, n) for n in range(random.randint(8, 16))]
         backlog = list(requests)
         while backlog or engine.has_work:
-            if backlog and (not engine.has_work or random.random() < 0.5):
+            if backlog and (not engine.has_work or random.random() < 0.8):
                 engine.add(backlog.pop())
             if random.random() < 0.05:
                 engine.abort(random.choice(requests).request_id)
@@ -86,7 +86,7 @@ def test_random_schedules_give_the_tokens_of_straight_runs(name: str, device: st
             engine.step()
         expected[tuple(prompt)] = alone.output_token_ids
     assert len({token for tokens in expected.values() for token in tokens}) > MAX_TOKENS, "tokens that repeat would hide faults"
-    rig, aborted = Rig(tmp_path, device, num_blocks=30), 0
+    rig, aborted = Rig(tmp_path, device, num_blocks=26), 0
     for seed in range(num_schedules):
         for done in rig.run(Random(seed)):
             output = done.output_token_ids
@@ -95,5 +95,5 @@ def test_random_schedules_give_the_tokens_of_straight_runs(name: str, device: st
                 aborted += 1
             else:
                 assert len(output) == done.sampling.max_tokens
-    assert rig.num_preempted > num_schedules / 8
+    assert rig.num_preempted > num_schedules / 2
     assert aborted > num_schedules / 10

@@ -1,7 +1,8 @@
 """Sparse experts in Triton: the chosen (token, expert) pairs sorted by expert, and a matrix product whose tiles never mix experts.
 
-Nothing is read back and no size depends on what the router chose, so it can be captured: which expert a tile belongs to is looked up on the
-device (as in MegaBlocks, arXiv:2211.15841, without padding in memory). The reference is `reference.moe_experts`. Importing this needs Triton.
+Nothing is read back and no size depends on what the router chose, so it can be captured: which expert a tile belongs to is looked up on
+the device (as in MegaBlocks, arXiv:2211.15841, without padding in memory). The reference is `reference.moe_experts`.
+Importing this needs Triton.
 """
 
 from dataclasses import dataclass

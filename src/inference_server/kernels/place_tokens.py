@@ -1,6 +1,7 @@
 """What every token of a step needs, from the few numbers that the host sends for each row: one launch at the head of a step.
 
-A program takes one row, and one more the tokens behind the last row. The reference is `reference.place_tokens`. Importing this needs Triton.
+A program takes one row, and one more the tokens behind the last row. The reference is `reference.place_tokens`. Importing this needs
+Triton.
 """
 
 import triton
