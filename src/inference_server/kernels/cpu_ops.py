@@ -9,14 +9,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from inference_server.kernels import reference
+from inference_server.kernels.composed import ComposedLinear
 from inference_server.kernels.cpu_attention import MAX_ITEM_HEADS, decode_attention
 from inference_server.kernels.cpu_gated import gated_gelu_tanh, gated_silu
 from inference_server.kernels.cpu_jit import CompiledKernel, can_compile, compile_kernels, num_threads, trace
 from inference_server.kernels.cpu_linear import pack_linear, panel_kernel
 from inference_server.kernels.cpu_norm import add_rms_norm, rms_norm
 from inference_server.kernels.cpu_rotary import norm_rotate_store
-from inference_server.kernels import reference
-from inference_server.kernels.composed import ComposedLinear
 from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Epilogue, FusedLinear, KVSlots
 from inference_server.kernels.reference import PagedAttention
 from inference_server.kernels.step_rows import StepRows
