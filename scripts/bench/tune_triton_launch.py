@@ -1,8 +1,8 @@
 """Times the launch configurations of the small-batch linear kernels on this card and writes the best into `kernels/launch_table.json`.
 
-    python scripts/bench/tune_triton_launch.py [--rows 1 16 32 64] [--processes 12]
+    python scripts/bench/tune_triton_launch.py [gemma4-e2b ...] [--rows 1 16 32 64] [--processes 12]
 
-Shapes are those of Gemma 4 E2B's decode step. Weights rotate past the L2 cache. Where the library's product with separate launches is
+Shapes are those of the models' decode steps. Weights rotate past the L2 cache. Where the library's product with separate launches is
 faster, the table says null. Kernels are compiled by several processes first; every configuration is checked against the reference.
 """
 
@@ -15,20 +15,24 @@ from dataclasses import astuple, dataclass
 from multiprocessing import get_context
 
 import torch
-from decode_chain import EPS, GATED, HEADS, HIDDEN, LAYERS, LM_HEAD, PLE, PLE_GATE, VOCAB
 from graph_timer import copy_bytes_per_ms, graph_ms
+from released_configs import CONFIGS
 from torch import Tensor
 
-from inference_server.kernels.fused_norm import AddNorm, add_norm
-from inference_server.kernels.gemv import Epilogue, few_rows, one_row, padded_rows, reference_norm_linear
+from inference_server.kernels import reference
+from inference_server.kernels.fused_norm import add_norm
+from inference_server.kernels.gemv import few_rows, one_row
 from inference_server.kernels.launch import TABLE_PATH, LaunchConfig, table_key
 from inference_server.kernels.linear import library_linear, operation
+from inference_server.kernels.ops import PLAIN, AddNorm, Epilogue, FusedLinear
+from inference_server.models.registry import find_family
+from inference_server.models.weights import RandomWeights
 
 ROTATED_BYTES = 300_000_000
 MAX_ERROR = 0.01
 NUM_PROCESSORS, SHARED_BYTES, MIN_SHARED = 132, 220_000, 12_000  # of an H200: only to leave out what cannot be good
 MAX_WAVES = 2.0  # of small tiles
-PLAIN = Epilogue()
+EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +44,25 @@ class Case:
     k: int
     epilogue: Epilogue
     norm: bool = False
-    factor: bool = False
     split: bool = False
 
     @property
     def key(self) -> str:
-        if self.split:
-            return table_key(f"{padded_rows(self.rows)} rows split", self.n, self.k)
-        return table_key(operation(self.rows, self.epilogue, AddNorm(None, None, EPS) if self.norm else None), self.n, self.k)
+        return table_key(operation(self.rows, self.epilogue, norm=self.norm, split=self.split), self.n, self.k)
+
+
+class ShapeRecorder:
+    """The reference operations, which note what each linear layer is made of."""
+
+    def __init__(self) -> None:
+        self.layers: dict[tuple[int, int, Epilogue], None] = {}
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(reference, name)
+
+    def linear(self, weight: Tensor, epilogue: Epilogue = PLAIN) -> FusedLinear:
+        self.layers[weight.shape[0], weight.shape[1], epilogue] = None
+        return reference.linear(weight, epilogue)
 
 
 class Bench:
@@ -61,56 +76,56 @@ class Bench:
         self.norm = AddNorm(torch.rand(case.k, device="cuda"), torch.rand(case.k, device="cuda"), EPS) if case.norm else None
         self.after = AddNorm(torch.rand(case.n, device="cuda"), torch.rand(case.n, device="cuda"), EPS) if case.split else None
         self.stream = torch.randn(case.rows, case.n, device="cuda", dtype=torch.bfloat16)
-        self.factor = torch.randn(case.rows, case.n, device="cuda", dtype=torch.bfloat16) if case.factor else None
+        ungated = case.epilogue.activation is not None and not case.epilogue.gated
+        self.factor = torch.randn(case.rows, case.n, device="cuda", dtype=torch.bfloat16) if ungated else None
 
     def kernel(self, config: LaunchConfig, weight: Tensor) -> Tensor:
         if self.case.rows > 1:
             return self._followed(few_rows(self.x, weight, self.case.epilogue, self.factor, config))
         residual = self.residual if self.norm else None
-        return one_row(self.x, residual, self.norm, weight, self.case.epilogue, self.factor, config)[1]
+        return one_row(residual, self.x, self.norm, weight, self.case.epilogue, self.factor, config)[1]
 
     def cublas(self, weight: Tensor) -> Tensor:
-        x = add_norm(self.x, self.residual, self.norm)[1] if self.norm else self.x
+        x = add_norm(self.residual, self.x, self.norm)[1] if self.norm else self.x
         return self._followed(library_linear(x, weight, self.case.epilogue, self.factor))
 
     def separate(self, config: LaunchConfig, weight: Tensor) -> Tensor:
         """The norm in a launch of its own."""
         assert self.norm is not None
-        _, normed = add_norm(self.x, self.residual, self.norm)
-        return one_row(normed, None, None, weight, self.case.epilogue, self.factor, config)[1]
+        _, normed = add_norm(self.residual, self.x, self.norm)
+        return one_row(None, normed, None, weight, self.case.epilogue, self.factor, config)[1]
 
     def check(self, config: LaunchConfig) -> None:
         got = self.kernel(config, self.weights[0]).float()
-        no_norm = AddNorm(None, None, EPS)
-        residual = self.residual if self.norm else None
-        y = reference_norm_linear(self.x, residual, self.norm or no_norm, self.weights[0], self.case.epilogue, self.factor)[1]
+        x = reference.add_norm(self.residual, self.x, self.norm)[1] if self.norm else self.x
+        layer = reference.linear(self.weights[0].float(), self.case.epilogue)
+        y = layer(x.float(), None if self.factor is None else self.factor.float()).to(self.case.epilogue.out_dtype or x.dtype)
         expected = self._followed(y).float()
         error = ((got - expected).norm() / expected.norm()).item()
         assert error <= MAX_ERROR, f"{self.case.key} {config}: relative error {error:.4f}"
 
     def _followed(self, y: Tensor) -> Tensor:
         """What adds up partial sums is part of their cost."""
-        return add_norm(y, self.stream, self.after)[1] if self.after else y
+        return add_norm(self.stream, y, self.after)[1] if self.after else y
 
     def microseconds(self, run: Callable[[Tensor], Tensor]) -> float:
         return graph_ms(lambda: [run(weight) for weight in self.weights], replays=4, rounds=3) / len(self.weights) * 1e3
 
 
-def cases(rows: int) -> Iterator[Case]:
-    for head_dim, heads in itertools.product((256, 512), (HEADS, HEADS + 2)):
-        yield Case(rows, heads * head_dim, HIDDEN, PLAIN, norm=rows == 1)
-        if heads == HEADS:
-            yield Case(rows, HIDDEN, heads * head_dim, PLAIN, split=rows > 1)
-    for mlp in (6144, 12288):
-        yield Case(rows, 2 * mlp, HIDDEN, GATED, norm=rows == 1)
-        yield Case(rows, HIDDEN, mlp, PLAIN, split=rows > 1)
-    yield Case(rows, PLE, HIDDEN, PLE_GATE, norm=rows == 1, factor=True)
-    yield Case(rows, HIDDEN, PLE, PLAIN, split=rows > 1)
-    yield Case(rows, LAYERS * PLE, HIDDEN, PLAIN)
-    yield Case(rows, VOCAB, HIDDEN, LM_HEAD, norm=rows == 1)
-    if rows == 1:  # as separate launches
-        yield from (Case(1, n, HIDDEN, PLAIN) for n in (2048, 2560, 4096, 5120, PLE, VOCAB))
-        yield from (Case(1, 2 * mlp, HIDDEN, GATED) for mlp in (6144, 12288))
+def layers_of(model: str) -> list[tuple[int, int, Epilogue]]:
+    """(N, K, epilogue) of each kind of linear layer that the model has."""
+    found = find_family(CONFIGS[model])
+    assert found is not None
+    recorder = ShapeRecorder()
+    weights = RandomWeights(torch.device("meta"), torch.bfloat16, recorder)  # type: ignore[arg-type]
+    found[1].model(found[1].config_from_dict(CONFIGS[model]), weights)
+    return list(recorder.layers)
+
+
+def cases(rows: int, n: int, k: int, epilogue: Epilogue) -> Iterator[Case]:
+    yield Case(rows, n, k, epilogue, split=rows > 1 and epilogue.partial)
+    if rows == 1 and not epilogue.partial and epilogue.out_dtype is None:
+        yield Case(1, n, k, epilogue, norm=True)
 
 
 def candidates(case: Case) -> Iterator[LaunchConfig]:
@@ -158,10 +173,12 @@ def tune(case: Case, copy_speed: float) -> list[int] | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=["gemma4-e2b", "gemma4-e4b", "qwen3-30b-a3b"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 32, 64])
     parser.add_argument("--processes", type=int, default=12)
     arguments = parser.parse_args()
-    todo = [case for rows in arguments.rows for case in cases(rows)]
+    layers = dict.fromkeys(layer for model in arguments.models for layer in layers_of(model))
+    todo = [case for rows in arguments.rows for layer in layers for case in cases(rows, *layer)]
     jobs = [(case, config) for case in todo for config in candidates(case)]
     with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_all, [jobs[i :: arguments.processes] for i in range(arguments.processes)]))

@@ -3,11 +3,10 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from paged_driver import PagedDriver, RecordingSampler, options
+from paged_driver import PagedDriver, RecordingSampler, options, reference_with_products_of
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from inference_server.backends import model_loading
@@ -16,7 +15,6 @@ from inference_server.checkpoints.safetensors_reader import open_checkpoint
 from inference_server.core.errors import EngineDeadError, ModelLoadError, StepFailedError
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.plan import BlockCopy, StepPlan
-from inference_server.kernels import reference
 from inference_server.kernels.cpu_ops import CpuOps
 from inference_server.kernels.select_ops import select_ops
 
@@ -122,8 +120,7 @@ def test_compiled_operations_compute_what_the_reference_does(
     ops = compiled.backend._model.ops
     if not isinstance(ops, CpuOps):
         pytest.skip("nothing is compiled on this machine")
-    same_products = SimpleNamespace(**{**vars(reference), "linear": ops.linear})  # torch's own would round to bfloat16
-    monkeypatch.setattr(model_loading, "select_ops", lambda device, dtype: same_products)
+    monkeypatch.setattr(model_loading, "select_ops", lambda device, dtype: reference_with_products_of(ops))
     plain = PagedDriver(folder, dtype="bfloat16")
     for driver in (compiled, plain):
         driver.generate(prompts, 1, chunk=6)

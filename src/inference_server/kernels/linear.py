@@ -1,73 +1,74 @@
-"""Linear layers with what surrounds them, for any number of rows: picks the one-row kernel, the few-rows kernel or the library's product.
+"""`TritonLinear`: a product with what surrounds it on CUDA, for any number of rows.
 
-Where a measurement in the launch table says so, shape by shape, a few rows go through our kernel; else the library multiplies, and the
-steps that its call leaves out are launched beside it.
+It picks the one-row kernel, the few-rows kernel or the library's product, shape by shape as the launch table says. What the library's
+call leaves out is launched beside it.
 """
+
+from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from inference_server.kernels.activations import Activation
-from inference_server.kernels.fused_norm import AddNorm, add_norm
+from inference_server.kernels.fused_norm import add_norm
 from inference_server.kernels.gated import gated, gated_by, softcapped
-from inference_server.kernels.gemv import Epilogue, few_rows, one_row, padded_rows
-from inference_server.kernels.launch import tuning
+from inference_server.kernels.gemv import default_config, few_rows, one_row, padded_rows
+from inference_server.kernels.launch import LaunchConfig, tuning
+from inference_server.kernels.ops import AddNorm, Epilogue
 
 MAX_FEW_ROWS = 64  # above this the weight is no longer all that counts
 
 
-def operation(rows: int, epilogue: Epilogue, norm: AddNorm | None = None) -> str:
-    """The launch table's name for a product of so many rows."""
+def operation(rows: int, epilogue: Epilogue, *, norm: bool = False, split: bool = False) -> str:
+    """The launch table's name for a product of so many rows. norm: with the way into it, which one row may take along."""
     kind = "one row" if rows == 1 else f"{padded_rows(rows)} rows"
-    return " ".join([kind, *(["norm"] if norm and rows == 1 else []), *(["gated"] if epilogue.gated else [])])
+    return " ".join([kind, *(["norm"] if norm else []), *(["gated"] if epilogue.gated else []), *(["split"] if split else [])])
 
 
-def fused_linear(x: Tensor, weight: Tensor, epilogue: Epilogue | None = None, factor: Tensor | None = None) -> Tensor:
-    """x [M, K] and weight [N, K], or [2 N, K] for a gated epilogue, both contiguous, to [M, N]. factor: [M, N], rows at any stride."""
-    epilogue = epilogue or Epilogue()
-    m, k = x.shape
-    choice = tuning(operation(m, epilogue), weight.shape[0], k, x.device) if m <= MAX_FEW_ROWS else None
-    if m == 1:
-        return one_row(x, None, None, weight, epilogue, factor, choice)[1]
-    if choice:
-        return few_rows(x, weight, epilogue, factor, choice)
-    return library_linear(x, weight, epilogue, factor)
+@dataclass(frozen=True, slots=True)
+class TritonLinear:
+    """A `FusedLinear`. weight: [N, K], or [2 N, K] for a gated epilogue, contiguous; activations are contiguous and of its dtype."""
 
+    weight: Tensor
+    epilogue: Epilogue
 
-def split_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """`fused_linear` for a result that goes to `norm_linear` or `add_norm` with a residual: may be left in partial sums [splits, M, N]."""
-    if 1 < x.shape[0] <= MAX_FEW_ROWS:
-        choice = tuning(f"{padded_rows(x.shape[0])} rows split", weight.shape[0], weight.shape[1], x.device)
-        if choice:
-            return few_rows(x, weight, Epilogue(), None, choice)
-    return fused_linear(x, weight)
+    def __call__(self, x: Tensor, factor: Tensor | None = None) -> Tensor:
+        rows, k = x.shape
+        if rows == 1:
+            if config := self._tuning(operation(1, self.epilogue), default_config(k, self.epilogue.gated)):
+                return one_row(None, x, None, self.weight, self.epilogue, factor, config)[1]
+        elif rows <= MAX_FEW_ROWS and (config := self._few_rows_tuning(rows)):
+            return few_rows(x, self.weight, self.epilogue, factor, config)
+        return library_linear(x, self.weight, self.epilogue, factor)
 
+    def after(self, stream: Tensor | None, update: Tensor, norm: AddNorm, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """One launch for one row, where that was measured to be faster than two."""
+        if update.shape[-2] == 1 and update.ndim == 2 and (config := self._tuning(operation(1, self.epilogue, norm=True))):
+            return one_row(stream, update, norm, self.weight, self.epilogue, factor, config)
+        total, normed = add_norm(stream, update, norm, self.weight.dtype)
+        return total, self(normed, factor)
 
-def norm_linear(
-    x: Tensor, residual: Tensor | None, norm: AddNorm, weight: Tensor, epilogue: Epilogue | None = None, factor: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """`add_norm`, then `fused_linear` of what it normed: (hidden [M, K], y [M, N]). x may be partial sums, as in `add_norm`.
+    def rows(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
 
-    One launch for one row, where that was measured to be faster than two.
-    """
-    epilogue = epilogue or Epilogue()
-    if x.shape[0] == 1:
-        choice = tuning(operation(1, epilogue, norm), weight.shape[0], x.shape[1], x.device)
-        if choice:
-            return one_row(x, residual, norm, weight, epilogue, factor, choice)
-    hidden, normed = add_norm(x, residual, norm)
-    return hidden, fused_linear(normed, weight, epilogue, factor)
+    def _few_rows_tuning(self, rows: int) -> LaunchConfig | None:
+        split = self._tuning(operation(rows, self.epilogue, split=True)) if self.epilogue.partial else None
+        return split or self._tuning(operation(rows, self.epilogue))
+
+    def _tuning(self, name: str, default: LaunchConfig | None = None) -> LaunchConfig | None:
+        """The table holds what was measured with weights of two bytes."""
+        n, k = self.weight.shape
+        return tuning(name, n, k, self.weight.device, default) if self.weight.element_size() == 2 else default
 
 
 def library_linear(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None) -> Tensor:
-    """`fused_linear` with the library's product. ValueError for an activation without a gate or factor, which no model here needs."""
+    """`TritonLinear` with the library's product. ValueError for an activation without a gate or factor, which no model here needs."""
     y = F.linear(x, weight)
     if epilogue.gated:
         y = gated(y, epilogue.activation)
     elif factor is not None:
         y = gated_by(y, factor, epilogue.activation)
-    elif epilogue.activation is not Activation.NONE:
+    elif epilogue.activation is not None:
         raise ValueError(f"{epilogue.activation} needs a gate or a factor")
-    if epilogue.softcap:
+    if epilogue.softcap is not None:
         return softcapped(y, epilogue.softcap, epilogue.out_dtype or x.dtype)
     return y.to(epilogue.out_dtype or x.dtype)
