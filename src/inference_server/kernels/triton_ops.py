@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inference_server.kernels import reference
+from inference_server.kernels.experts import TritonExperts
 from inference_server.kernels.fused_norm import add_norm
 from inference_server.kernels.linear import TritonLinear
-from inference_server.kernels.ops import PLAIN, AddNorm, Epilogue
+from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Epilogue
 from inference_server.kernels.rope_kv import norm_rotate_store, rotary_angles
+from inference_server.kernels.route import route
 from inference_server.kernels.step_rows import StepRows
 from inference_server.kernels.triton_attention import TritonAttention
 
@@ -23,13 +24,15 @@ class TritonOps:
 
     dtype: torch.dtype
 
-    experts = staticmethod(reference.experts)
-    route = staticmethod(reference.route)
+    route = staticmethod(route)
     norm_rotate_store = staticmethod(norm_rotate_store)
     rotary_angles = staticmethod(rotary_angles)
 
     def linear(self, weight: Tensor, epilogue: Epilogue = PLAIN) -> TritonLinear:
         return TritonLinear(weight.contiguous(), epilogue)
+
+    def experts(self, gate_up: Tensor, down: Tensor, activation: Activation) -> TritonExperts:
+        return TritonExperts(gate_up.contiguous(), down.contiguous(), activation)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return add_norm(None, x, AddNorm(None, weight, eps))[1]
