@@ -77,8 +77,8 @@ def step(model: Any, ops: Ops, rows: int, context: int) -> Callable[[], Tensor]:
     cu_seqlens_q, seq_lens = (torch.tensor(values, dtype=torch.int32, device=CUDA) for values in (starts, lengths))
     step_rows = StepRows(starts, lengths, cu_seqlens_q, seq_lens, num_single=rows)
     slots = tables[:, -1].long() * BLOCK_SIZE + context % BLOCK_SIZE
-    bound = [GroupMetadata(slots, tables, g.window, ops.bind_attention(tables, step_rows, g.window, BLOCK_SIZE)) for g in groups]
-    metadata = AttentionMetadata(tuple(bound), cu_seqlens_q, seq_lens, num_single=rows, max_query_len=1, max_seq_len=context + 1)
+    bound = [GroupMetadata(slots, ops.bind_attention(tables, step_rows, g.window, BLOCK_SIZE)) for g in groups]
+    metadata = AttentionMetadata(tuple(bound))
     kv = StepKV(groups, rows * blocks + 1)
     ids = torch.randint(0, model.config.vocab_size, (rows,), device=CUDA)
     positions = torch.full((rows,), context, device=CUDA)

@@ -25,6 +25,7 @@ class TritonOps:
 
     dtype: torch.dtype
 
+    place_tokens = staticmethod(place_tokens)
     route = staticmethod(route)
     norm_rotate_store = staticmethod(norm_rotate_store)
     rotary_angles = staticmethod(rotary_angles)
