@@ -18,7 +18,7 @@ from inference_server.core.options import ModelOptions
 from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.sampling.token_sampler import Sampled, SamplingRows
+from inference_server.sampling.token_rows import Sampled, SamplingRows
 
 
 class RecordingSampler:

@@ -20,7 +20,7 @@ class StraightTorchBackend(TorchBackend):
     """What the driver needs beside the seam: poison for blocks, and the tokens of a straight run by transformers."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(ModelOptions("tiny", None, folder, device="cpu", dtype="float32"), folder, TokenSampler())
+        super().__init__(ModelOptions("tiny", None, folder, device="cpu", dtype="float32"), folder, TokenSampler(16))
         self._reference = AutoModelForCausalLM.from_pretrained(folder).eval()
         self._expected = cache(self._generate)
 

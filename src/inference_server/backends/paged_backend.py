@@ -25,7 +25,7 @@ from inference_server.kernels.ops import Ops
 from inference_server.kernels.select_ops import select_ops
 from inference_server.models.registry import Model, find_family, read_config
 from inference_server.models.weights import RandomWeights, TensorSource, Weights
-from inference_server.sampling.token_sampler import SamplingRows, TokenSampling
+from inference_server.sampling.token_rows import SamplingRows, TokenSampling
 
 
 @dataclass(slots=True)

@@ -21,7 +21,8 @@ from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import ModelSpec
 from inference_server.core.options import ModelOptions
 from inference_server.core.plan import StepPlan, StepResult
-from inference_server.sampling.token_sampler import SamplingRows, TokenSampler
+from inference_server.sampling.token_rows import SamplingRows
+from inference_server.sampling.token_sampler import TokenSampler
 
 
 @dataclass(slots=True)
