@@ -15,15 +15,17 @@ BENCH = Path(__file__).parents[1] / "scripts" / "bench"
 def test_workloads_on_the_cpu(mode: PrefillMode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(BENCH), *sys.path])
     import engine as bench
+    from engine_rig import WaitClock, create_engine, model_folder
+    from engine_workloads import Workload
 
     config = {"architectures": ["Qwen3ForCausalLM"], **{key: value for key, value in QWEN3.items() if value is not None}}
     model = ModelOptions("tiny", None, Path(), device="cpu", load_format="dummy", max_batch_size=4, max_batched_tokens=32)
-    with bench.model_folder(config) as folder:
-        engine = bench.create_engine(folder, model, SchedulerOptions(4, 32, mode, 32), CacheOptions(num_blocks=64))
-    clock = bench.WaitClock(engine.model.backend)
-    alone = bench.measure(engine, bench.Workload("b1", 1, (9, 9), (5, 5)), clock, rounds=2)
+    with model_folder(config) as folder:
+        engine = create_engine(folder, model, SchedulerOptions(4, 32, mode, 32), CacheOptions(num_blocks=64))
+    clock = WaitClock(engine.model.backend)
+    alone = bench.measure(engine, Workload("b1", 1, (9, 9), (5, 5)), clock, rounds=2)
     assert (alone.steps, alone.workload.unit) == (5, "ms/step")
     assert alone.figure > alone.host_ms > 0
-    mixed = bench.measure(engine, bench.Workload("mixed", 7, (1, 40), (1, 9), "tok/s"), clock, rounds=1)
+    mixed = bench.measure(engine, Workload("mixed", 7, (1, 40), (1, 9), "tok/s"), clock, rounds=1)
     assert mixed.figure > 0
     assert "ratio  2.00" in bench.row(alone, alone.figure / 2)

@@ -8,6 +8,8 @@ from paged_driver import PagedDriver
 from tiny_models import TINY
 
 from inference_server.backends.cuda_graph_pool import GraphSizes, fit
+from inference_server.core.sampling_params import SamplingParams
+from inference_server.sampling.token_sampler import TokenSampler
 
 NEW_TOKENS = 12
 MODELS = ("gemma4-e2b", "gemma4-26b-a4b", "qwen3-moe")
@@ -63,3 +65,23 @@ def test_steps_above_the_largest_size_are_eager(folder: Path) -> None:
     assert 0 == driver.backend._runner.num_captured_steps < driver.backend._runner.num_steps
     assert driver.generate(PROMPTS[:3], NEW_TOKENS) == expected[:3]
     assert driver.backend._runner.num_captured_steps == NEW_TOKENS
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.9, seed=5),
+        SamplingParams(temperature=1.0, seed=6, top_k=20, top_p=0.9),
+        SamplingParams(temperature=0.0, presence_penalty=1.5),
+        SamplingParams(temperature=0.8, seed=7, min_tokens=4, stop_token_ids=frozenset({7})),
+    ],
+    ids=["drawn", "restricted", "penalised", "long enough"],
+)
+def test_captured_draws_are_those_of_eager_steps(folder: Path, params: SamplingParams) -> None:
+    drivers = [
+        PagedDriver(folder, device="cuda", token_sampler=TokenSampler(16), params=params, cuda_graph_sizes=sizes) for sizes in ((), (0,))
+    ]
+    captured, eager = (driver.generate(PROMPTS, NEW_TOKENS) for driver in drivers)
+    assert captured == eager
+    assert drivers[0].generate_overlapped(PROMPTS[:4], NEW_TOKENS) == captured[:4]

@@ -17,7 +17,7 @@ from inference_server.core.sampling_params import SamplingParams
 from inference_server.engine.engine import Engine
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.kv_cache.factory import create_cache
-from inference_server.sampling.sampler import Sampler
+from inference_server.sampling.token_sampler import TokenSampler
 from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
 from inference_server.tokenization.chat_template import ChatTemplate
 from inference_server.tokenization.tokenizer import ByteTokenizer
@@ -32,7 +32,7 @@ class Rig:
 
     def __init__(self, folder: Path, device: str, num_blocks: int) -> None:
         options = ModelOptions("tiny", None, folder, device=device, dtype="float32", max_batch_size=8, max_batched_tokens=64)
-        self.backend = PagedBackend(options, folder, open_checkpoint, Sampler())
+        self.backend = PagedBackend(options, folder, open_checkpoint, TokenSampler(8))
         self.spec = self.backend.load()
         self.layout = KVLayout.from_num_blocks(self.spec.groups, 4, num_blocks)
         self.backend.allocate(self.layout)

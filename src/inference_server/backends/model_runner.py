@@ -4,7 +4,7 @@ Between the two lies `hidden`, what the model says after each sampling row's las
 its slot, for the forward of the next step.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from itertools import accumulate
 
 import torch
@@ -12,13 +12,11 @@ from torch import Tensor
 
 from inference_server.backends.cuda_graph_pool import CudaGraphPool, GraphSizes, fit
 from inference_server.backends.input_batch import InputBatch, ModelInputs, StepShape
+from inference_server.backends.token_choice import TokenChoice
 from inference_server.core.plan import StepPlan
-from inference_server.core.sampling_params import SamplingParams
 from inference_server.models.attention import LayerKV
 from inference_server.models.registry import Model
-
-Sampler = Callable[[Tensor, Sequence[SamplingParams], Sequence[int]], Tensor]
-"""logits fp32 [rows, vocab], parameters, and the index each token will have in its sequence, to ids int64 [rows] on the device."""
+from inference_server.sampling.token_rows import SamplingRows, TokenSampling
 
 _NO_GRAPHS = GraphSizes((), ())
 
@@ -26,14 +24,13 @@ _NO_GRAPHS = GraphSizes((), ())
 class ModelRunner:
     """num_steps, num_captured_steps: forwards so far, and those of them that were replayed."""
 
-    def __init__(self, model: Model, kv: LayerKV, batch: InputBatch, sampler: Sampler) -> None:
+    def __init__(self, model: Model, kv: LayerKV, batch: InputBatch, sampler: TokenSampling) -> None:
         self.num_steps = self.num_captured_steps = 0
         self._model = model
         self._kv = kv
         self._batch = batch
-        self._sampler = sampler
+        self._choice = TokenChoice(model, batch, sampler)
         self._hidden: Tensor | None = None  # [max_rows, hidden_size], from the first forward on
-        self._ids = torch.zeros(batch.max_rows, dtype=torch.int64, device=batch.newest_ids.device)
         self._sizes = _NO_GRAPHS
         self._graphs: CudaGraphPool | None = None
 
@@ -52,28 +49,19 @@ class ModelRunner:
         self._batch.stage(plan, shape)
         self._forward(self._batch.inputs(shape, starts, lengths))
 
-    def sample(self, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
-        """Enqueue the choice of a token for each sampling row of the last launch. Ids int64 [rows], good until the next call.
-
-        positions: the index that each token will have in its sequence.
-        """
-        num_rows = len(params)
-        size = fit(self._sizes.rows, num_rows)
-        if not num_rows:
-            return self._ids[:0]
-        if self._graphs is not None and size is not None and all(row.greedy for row in params):
-            self._graphs.replay(size)
-        else:
-            self._keep(self._sampler(self._logits(num_rows), params, positions))
-        return self._ids[:num_rows]
+    def sample(self, rows: SamplingRows) -> Tensor:
+        """Enqueue the choice of a token for each sampling row of the last launch. Ids int64 [rows], good until the next call."""
+        assert self._hidden is not None, "a forward comes first"
+        return self._choice(self._hidden, rows, self._graphs)
 
     def capture(self, sizes: GraphSizes) -> None:
-        """Capture forwards and greedy choices of these sizes. Call it after a first step."""
+        """Capture forwards and choices of these sizes. Call it after a first step."""
+        assert self._hidden is not None, "a forward comes first"
         graphs, max_rows = CudaGraphPool(), self._batch.max_rows
         shapes = [StepShape(tokens, min(tokens, max_rows), only_singles=False) for tokens in reversed(sizes.tokens)]
         shapes += [StepShape(rows, rows, only_singles=True) for rows in reversed(sizes.rows)]
         launches: dict[Hashable, Callable[[], None]] = {shape: self._padding_forward(shape) for shape in shapes}
-        launches.update({rows: self._greedy_choice(rows) for rows in reversed(sizes.rows)})
+        launches.update(self._choice.launches(self._hidden, sizes.rows))
         graphs.capture(launches)
         self._graphs, self._sizes = graphs, sizes
 
@@ -92,14 +80,6 @@ class ModelRunner:
             self._hidden = hidden.new_zeros(self._batch.max_rows, hidden.shape[1])
         torch.index_select(hidden, 0, inputs.sampled_tokens, out=self._hidden[: len(inputs.sampled_tokens)])
 
-    def _logits(self, num_rows: int) -> Tensor:
-        assert self._hidden is not None, "a forward comes first"
-        return self._model.compute_logits(self._hidden[:num_rows])
-
-    def _keep(self, ids: Tensor) -> None:
-        self._ids[: len(ids)] = ids
-        self._batch.newest_ids[self._batch.sampled_slots[: len(ids)]] = ids
-
     def _padding_forward(self, shape: StepShape) -> Callable[[], None]:
         """A forward whose rows are all padding; it reads the batch's memory, so its replay computes what was staged before it."""
 
@@ -109,6 +89,3 @@ class ModelRunner:
             self._forward(self._batch.inputs(shape))
 
         return launch
-
-    def _greedy_choice(self, num_rows: int) -> Callable[[], None]:
-        return lambda: self._keep(self._logits(num_rows).argmax(-1))

@@ -16,7 +16,7 @@ from inference_server.backends.device import free_bytes, select_device, step_err
 from inference_server.backends.input_batch import InputBatch
 from inference_server.backends.kv_tensors import KVTensors
 from inference_server.backends.model_loading import OpenCheckpoint, PagedModel, load_paged_model
-from inference_server.backends.model_runner import ModelRunner, Sampler
+from inference_server.backends.model_runner import ModelRunner
 from inference_server.backends.null_plan import null_plan
 from inference_server.backends.staging import ReturnedIds, Returns
 from inference_server.core.errors import EngineDeadError, ModelLoadError
@@ -24,7 +24,7 @@ from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import ModelSpec
 from inference_server.core.options import ModelOptions
 from inference_server.core.plan import StepPlan, StepResult
-from inference_server.core.sampling_params import SamplingParams
+from inference_server.sampling.token_rows import SamplingRows, TokenSampling
 
 _TRIAL_BLOCK_SIZE = 16
 _GRAPHS_BYTES = 1 << 30  # what the driver keeps of all captured launches, at most
@@ -34,20 +34,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class PagedStep:
-    """A launched step. rows: the sampling rows of the plan; the lists beside it run in parallel to it."""
+    """A launched step. rows: the indices in the plan of the rows that sample; sampling: the same rows for the sampler."""
 
     step_id: int
     num_rows: int
     rows: list[int]
-    params: list[SamplingParams]
-    positions: list[int]
+    sampling: SamplingRows
     returned: ReturnedIds | None = None
 
 
 class PagedBackend:
     """An `InferenceBackend` for the architectures of `models.registry`."""
 
-    def __init__(self, options: ModelOptions, folder: Path, open_checkpoint: OpenCheckpoint, sampler: Sampler) -> None:
+    def __init__(self, options: ModelOptions, folder: Path, open_checkpoint: OpenCheckpoint, sampler: TokenSampling) -> None:
         self._options = options
         self._folder = folder
         self._open_checkpoint = open_checkpoint
@@ -89,18 +88,14 @@ class PagedBackend:
             kv.copy_blocks(plan.block_copies)
             runner.launch(plan)
         rows = [row for row, samples in enumerate(plan.samples) if samples]
-        return PagedStep(
-            step_id=plan.step_id,
-            num_rows=len(plan),
-            rows=rows,
-            params=[plan.requests[row].sampling for row in rows],
-            positions=[plan.starts[row] + plan.num_new_tokens[row] for row in rows],
-        )
+        requests = [plan.requests[row] for row in rows]
+        positions = [plan.starts[row] + plan.num_new_tokens[row] for row in rows]
+        return PagedStep(plan.step_id, len(plan), rows, SamplingRows(requests, positions, [request.slot for request in requests]))
 
     def sample(self, step: PagedStep) -> None:
         runner, _ = self._prepared()
         with step_errors(), torch.inference_mode():
-            step.returned = self._returns.enqueue(runner.sample(step.params, step.positions))
+            step.returned = self._returns.enqueue(runner.sample(step.sampling))
 
     def collect(self, step: PagedStep) -> StepResult:
         assert step.returned is not None, "sample comes first"

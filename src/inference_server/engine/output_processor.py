@@ -1,7 +1,7 @@
 """Hop 5: the sampled tokens of a step to text deltas and stop decisions, in one loop over the rows.
 
 Order: detokenise, then stop strings on the visible text. The end-of-text token is returned but has no text; the text of a stop
-string is cut. It decides, the scheduler acts: nothing here frees a block or appends a token to a request.
+string is cut, unless the request includes it. It decides, the scheduler acts: nothing here frees a block or appends a token to a request.
 """
 
 import logging
@@ -39,12 +39,14 @@ class _TextState:
 
     def take(self, token_id: int) -> tuple[str, FinishReason | None]:
         sampling = self.request.sampling
+        # The scheduler appends this token only after the step's outputs are known.
+        num_tokens = self.request.num_output_tokens + 1
         end_of_text = token_id in sampling.stop_token_ids
-        text, stopped = self.stop_checker.push("" if end_of_text else self.detokenizer.push([token_id]))
+        new_text = "" if end_of_text and not sampling.include_stop else self.detokenizer.push([token_id])
+        text, stopped = self.stop_checker.push(new_text, num_tokens > sampling.min_tokens)
         if stopped:
             return text, FinishReason.STOP
-        # The scheduler appends this token only after the step's outputs are known.
-        if not end_of_text and self.request.num_output_tokens + 1 < sampling.max_tokens:
+        if not end_of_text and num_tokens < sampling.max_tokens:
             return text, None
         tail, stopped = self.flush()
         return text + tail, FinishReason.STOP if end_of_text or stopped else FinishReason.LENGTH
@@ -63,10 +65,11 @@ class OutputProcessor:
         self._states: dict[str, _TextState] = {}
 
     def add(self, request: ScheduledRequest) -> None:
+        sampling = request.sampling
         detokenizer = IncrementalDetokenizer(
-            self._tokenizer, prompt_ids=request.token_ids[-1:], strip_leading_space=request.strip_leading_space
+            self._tokenizer, request.token_ids[-1:], sampling.skip_special_tokens, strip_leading_space=request.strip_leading_space
         )
-        self._states[request.request_id] = _TextState(request, detokenizer, StopChecker(request.sampling.stop))
+        self._states[request.request_id] = _TextState(request, detokenizer, StopChecker(sampling.stop, sampling.include_stop))
 
     def process(self, plan: StepPlan, result: StepResult, now: float) -> StepOutputs:
         """Deltas and stops of a collected step, and the token times of its requests. Call it before `scheduler.update`.

@@ -20,6 +20,7 @@ LOG2_E = 1.4426950408889634
 MIN_DOT_ROWS = 16  # the smallest tile of queries that the tensor cores take
 FEW_SPLITS = 16  # the reduction is compiled for at most so many parts, and for any number
 REDUCE_DIMS = 64  # dimensions of a head that one program of the reduction handles
+MANY_HEADS = 1024  # of all rows: then a program takes four times the dimensions, since most have nothing to do and only cost their start
 
 
 def decode_attention(
@@ -80,7 +81,8 @@ def decode_attention(
         num_stages=launch.num_stages,
     )
     if num_splits > 1:
-        dims = min(head_dim, REDUCE_DIMS)
+        few = num_splits <= FEW_SPLITS
+        dims = min(head_dim, REDUCE_DIMS * 4 if few and num_rows * num_heads >= MANY_HEADS else REDUCE_DIMS)
         _reduce_kernel[(num_rows, num_heads, head_dim // dims)](
             parts,
             part_lse,
@@ -90,7 +92,7 @@ def decode_attention(
             num_splits,
             min_keys,
             *out.stride()[:2],
-            SPLITS=FEW_SPLITS if num_splits <= FEW_SPLITS else MAX_SPLITS,
+            SPLITS=FEW_SPLITS if few else MAX_SPLITS,
             DIMS=dims,
             **constants,
             **({"launch_pdl": True} if early else {}),
