@@ -85,10 +85,11 @@ def _add_norm_kernel(
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     dtype = normed.dtype.element_ty
-    row = tl.program_id(0).to(tl.int64) * SIZE
+    token = tl.program_id(0).to(tl.int64)
+    row = token * SIZE
     value = tl.load(x + row + columns, mask=valid, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):
-        value += tl.load(x + part * tokens.to(tl.int64) * SIZE + row + columns, mask=valid, other=0.0).to(tl.float32)
+        value += tl.load(x + (part * tokens + token) * SIZE + columns, mask=valid, other=0.0).to(tl.float32)
     if PARTS > 1:
         value = value.to(dtype).to(tl.float32)
     if RESIDUAL:
