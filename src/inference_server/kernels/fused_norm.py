@@ -28,6 +28,8 @@ def add_norm(stream: Tensor | None, update: Tensor, norm: AddNorm, dtype: torch.
     dtype = dtype or (update if stream is None else stream).dtype
     total = torch.empty(tokens, size, dtype=dtype, device=update.device) if changes else update
     normed = total if norm.pre is None else torch.empty(tokens, size, dtype=dtype, device=update.device)
+    parts = update.shape[0] if update.ndim == 3 else 1
+    per_warp = 512 if parts < 4 else 128  # few enough numbers for those of all parts to be on their way at once
     overlap = overlaps_launches(update.device)
     _add_norm_kernel[(tokens,)](
         update,
@@ -41,13 +43,13 @@ def add_norm(stream: Tensor | None, update: Tensor, norm: AddNorm, dtype: torch.
         tokens,
         size,
         triton.next_power_of_2(size),
-        PARTS=update.shape[0] if update.ndim == 3 else 1,
+        PARTS=parts,
         RESIDUAL=stream is not None,
         POST=norm.post is not None,
         PRE=norm.pre is not None,
         HIDDEN=changes,
         OVERLAP=overlap,
-        num_warps=4 if size <= 2048 else 8,
+        num_warps=max(4, min(16, triton.next_power_of_2(size) // per_warp)),
         launch_pdl=overlap,
     )
     return total, normed
