@@ -10,6 +10,7 @@ from inference_server.kernels.gemv import few_rows, one_row
 from inference_server.kernels.launch import LaunchConfig
 from inference_server.kernels.linear import TritonLinear, operation
 from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Epilogue
+from inference_server.kernels.quantize import quantize_weight
 
 BF16, FP32 = torch.bfloat16, torch.float32
 PARTIAL = Epilogue(partial=True)
@@ -36,7 +37,7 @@ def test_shapes_that_fill_no_block(rows: int, n: int, k: int, epilogue: Epilogue
     torch.manual_seed(n)
     x, weight = randn(rows, k), weights(n * (2 if epilogue.gated else 1), k)
     expected = exact_linear(x, weight, epilogue)
-    assert_near(TritonLinear(weight, epilogue)(x), expected)
+    assert_near(TritonLinear(weight, epilogue, weight.dtype)(x), expected)
     assert_near(few_rows(x, weight, epilogue, None, CONFIG), expected)
 
 
@@ -46,7 +47,7 @@ def test_a_factor_may_be_a_slice_of_a_wider_tensor(rows: int) -> None:
     x, weight, epilogue = randn(rows, 32), weights(24, 32), Epilogue(Activation.GELU_TANH)
     factor = randn(rows, 3, 24)[:, 1]
     expected = exact_linear(x, weight, epilogue, factor)
-    assert_near(TritonLinear(weight, epilogue)(x, factor), expected)
+    assert_near(TritonLinear(weight, epilogue, weight.dtype)(x, factor), expected)
     assert_near(few_rows(x, weight, epilogue, factor, CONFIG), expected)
 
 
@@ -58,12 +59,30 @@ def test_the_norm_before_a_layer(rows: int, residual: bool, post: bool, pre: boo
     x, weight = randn(rows, k), weights(40, k)
     before = randn(rows, k) if residual else None
     norm = AddNorm(norm_weight(k) if post else None, norm_weight(k) if pre else None, 1e-6, scale)
-    results = [TritonLinear(weight, epilogue).after(before, x, norm)]
+    results = [TritonLinear(weight, epilogue, weight.dtype).after(before, x, norm)]
     if rows == 1:
         results.append(one_row(before, x, norm, weight, epilogue, None, CONFIG))
     for got in results:
         for mine, expected in zip(got, exact_after(before, x, norm, weight, epilogue), strict=True):
             assert_near(mine, expected)
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("rows", [1, 3, 257])
+def test_an_int8_weight(rows: int, epilogue: Epilogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By kernels up to 256 rows, above by the library on a widened copy; the norm goes along for one row."""
+    torch.manual_seed(0)
+    n, k = 24, 48
+    quantized = quantize_weight(weights(n * (2 if epilogue.gated else 1), k))
+    exact = quantized.values * quantized.scales[:, None]
+    x, residual, norm = randn(rows, k), randn(rows, k), AddNorm(norm_weight(k), norm_weight(k), 1e-6)
+    layer = TritonLinear(quantized.values, epilogue, FP32, quantized.scales)
+    assert_near(layer(x), exact_linear(x, exact, epilogue))
+    if rows == 1:
+        monkeypatch.setattr(TritonLinear, "_tuning", lambda *_: CONFIG)
+    for mine, expected in zip(layer.after(residual, x, norm), exact_after(residual, x, norm, exact, epilogue), strict=True):
+        assert_near(mine, expected)
+    assert_near(layer.rows(torch.tensor([3, 0], device=x.device)), exact[[3, 0]])
 
 
 @pytest.mark.parametrize("config", [LaunchConfig(1, 64, 1, 1), LaunchConfig(4, 16, 2, 1), LaunchConfig(16, 32, 4, 1)])
@@ -91,6 +110,7 @@ def test_operations_are_named_by_rows_norm_and_gate() -> None:
     assert operation(1, PLAIN) == "one row"
     assert operation(5, gated) == "16 rows gated"
     assert operation(17, PARTIAL, split=True) == "32 rows split"
+    assert operation(1, gated, norm=True, int8=True) == "int8 one row norm gated"
 
 
 def test_sums_left_in_parts_are_added_by_the_norm() -> None:
@@ -128,7 +148,7 @@ def way_taken(rows: int, choice: LaunchConfig | None, monkeypatch: pytest.Monkey
     monkeypatch.setattr(linear, "tuning", lambda *_: choice)
     for way in ("one_row", "few_rows", "library_linear"):
         monkeypatch.setattr(linear, way, lambda *_, way=way: taken.append(way) or (None, None))
-    TritonLinear(torch.zeros(24, 32, dtype=BF16), PLAIN)(torch.zeros(rows, 32))
+    TritonLinear(torch.zeros(24, 32, dtype=BF16), PLAIN, BF16)(torch.zeros(rows, 32))
     return taken[0]
 
 
@@ -138,12 +158,25 @@ def way_taken(rows: int, choice: LaunchConfig | None, monkeypatch: pytest.Monkey
 def test_real_shapes(rows: int, n: int, k: int) -> None:
     torch.manual_seed(0)
     x, weight = randn(rows, k, dtype=BF16), weights(n, k, BF16)
-    assert_near(TritonLinear(weight, PLAIN)(x), exact_linear(x, weight))
+    assert_near(TritonLinear(weight, PLAIN, weight.dtype)(x), exact_linear(x, weight))
     if n % 2 == 0 and rows <= 64:
-        assert_near(TritonLinear(weight, EPILOGUES[1])(x), exact_linear(x, weight, EPILOGUES[1]))
+        assert_near(TritonLinear(weight, EPILOGUES[1], weight.dtype)(x), exact_linear(x, weight, EPILOGUES[1]))
     residual, norm = randn(rows, k, dtype=BF16), AddNorm(norm_weight(k), norm_weight(k), 1e-6, 0.9)
-    for mine, expected in zip(TritonLinear(weight, PLAIN).after(residual, x, norm), exact_after(residual, x, norm, weight), strict=True):
+    for mine, expected in zip(
+        TritonLinear(weight, PLAIN, weight.dtype).after(residual, x, norm), exact_after(residual, x, norm, weight), strict=True
+    ):
         assert_near(mine, expected)
     after, stream = AddNorm(norm_weight(n), None, 1e-6), randn(rows, n, dtype=BF16)
     expected_sum = reference.add_norm(stream, exact_linear(x, weight), after)[0]
-    assert_near(add_norm(stream, TritonLinear(weight, PARTIAL)(x), after)[0], expected_sum)
+    assert_near(add_norm(stream, TritonLinear(weight, PARTIAL, weight.dtype)(x), after)[0], expected_sum)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 2, 16, 32, 64, 128, 256, 300])
+@pytest.mark.parametrize("n, k", [(2560, 1536), (256, 1536), (1536, 256), (1536, 12288)])
+@pytest.mark.parametrize("epilogue", [PLAIN, EPILOGUES[1]])
+def test_real_shapes_in_int8(rows: int, n: int, k: int, epilogue: Epilogue) -> None:
+    torch.manual_seed(0)
+    quantized = quantize_weight(weights(n * (2 if epilogue.gated else 1), k, BF16))
+    x, exact = randn(rows, k, dtype=BF16), quantized.values * quantized.scales[:, None]
+    assert_near(TritonLinear(quantized.values, epilogue, BF16, quantized.scales)(x), exact_linear(x, exact, epilogue))

@@ -28,6 +28,8 @@ def add_norm(stream: Tensor | None, update: Tensor, norm: AddNorm, dtype: torch.
     dtype = dtype or (update if stream is None else stream).dtype
     total = torch.empty(tokens, size, dtype=dtype, device=update.device) if changes else update
     normed = total if norm.pre is None else torch.empty(tokens, size, dtype=dtype, device=update.device)
+    parts = update.shape[0] if update.ndim == 3 else 1
+    per_warp = 512 if parts < 4 else 128  # few enough numbers for those of all parts to be on their way at once
     overlap = overlaps_launches(update.device)
     _add_norm_kernel[(tokens,)](
         update,
@@ -41,13 +43,13 @@ def add_norm(stream: Tensor | None, update: Tensor, norm: AddNorm, dtype: torch.
         tokens,
         size,
         triton.next_power_of_2(size),
-        PARTS=update.shape[0] if update.ndim == 3 else 1,
+        PARTS=parts,
         RESIDUAL=stream is not None,
         POST=norm.post is not None,
         PRE=norm.pre is not None,
         HIDDEN=changes,
         OVERLAP=overlap,
-        num_warps=4 if size <= 2048 else 8,
+        num_warps=max(4, min(16, triton.next_power_of_2(size) // per_warp)),
         launch_pdl=overlap,
     )
     return total, normed
@@ -85,10 +87,11 @@ def _add_norm_kernel(
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     dtype = normed.dtype.element_ty
-    row = tl.program_id(0).to(tl.int64) * SIZE
+    token = tl.program_id(0).to(tl.int64)
+    row = token * SIZE
     value = tl.load(x + row + columns, mask=valid, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):
-        value += tl.load(x + part * tokens.to(tl.int64) * SIZE + row + columns, mask=valid, other=0.0).to(tl.float32)
+        value += tl.load(x + (part * tokens + token) * SIZE + columns, mask=valid, other=0.0).to(tl.float32)
     if PARTS > 1:
         value = value.to(dtype).to(tl.float32)
     if RESIDUAL:

@@ -1,9 +1,9 @@
-"""Linear layers of at most 64 rows, where the time is that of reading the weight once: y = epilogue(x @ W.T), in one launch.
+"""Linear layers of few rows, where the time is that of reading the weight once: y = epilogue(x @ W.T), in one launch.
 
 One row: a program takes a few output features over the whole of K in one go, so that all its weights are in flight before it waits for
 x; on Hopper that is while the kernel before still runs. It can also do the norm and the residual addition that lie before the layer:
 each program repeats them, which costs less than a launch. More rows go through the matrix units, with x as the narrow operand.
-Sums are in float32 and rounded once.
+Sums are in float32 and rounded once. A weight may be int8 with a float32 scale for each output feature: it is widened in registers.
 """
 
 import torch
@@ -33,6 +33,7 @@ def one_row(
     epilogue: Epilogue,
     factor: Tensor | None,
     config: LaunchConfig,
+    scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`FusedLinear.after` for an update [1, K], everything contiguous; without a norm just the product, and the stream is the update."""
     k = update.shape[1]
@@ -48,6 +49,7 @@ def one_row(
         norm and norm.post,
         norm and norm.pre,
         weight,
+        scales,
         factor,
         total,
         y,
@@ -72,8 +74,10 @@ def one_row(
     return total, y
 
 
-def few_rows(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None, config: LaunchConfig) -> Tensor:
-    """`FusedLinear` for x [M, K], M <= 64; x and weight contiguous.
+def few_rows(
+    x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None, config: LaunchConfig, scales: Tensor | None = None
+) -> Tensor:
+    """`FusedLinear` for x [M, K], M <= 256; x and weight contiguous.
 
     With `config.splits` > 1, which takes an epilogue that is nothing but partial: the sums [splits, M, N] in float32.
     """
@@ -90,6 +94,7 @@ def few_rows(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | Non
     _few_rows_kernel[(triton.cdiv(n, config.rows), config.splits)](
         x,
         weight,
+        scales,
         factor,
         y,
         m,
@@ -101,7 +106,8 @@ def few_rows(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | Non
         ROWS=config.rows,
         BLOCK_M=padded_rows(m),
         BLOCK_K=config.block_k,
-        PREFETCH=1 << (max(1, min(PREFETCH_LINES, min(k, split_k) // 64)).bit_length() - 1),
+        LINE=128 // weight.element_size(),
+        PREFETCH=1 << (max(1, min(PREFETCH_LINES, min(k, split_k) * weight.element_size() // 128)).bit_length() - 1),
         GATED=epilogue.gated,
         ACTIVATION=epilogue.activation,
         FACTOR=factor is not None,
@@ -114,14 +120,6 @@ def few_rows(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | Non
     return y
 
 
-def default_config(k: int, gated: bool) -> LaunchConfig:
-    """Of one row, for cards and shapes that were not measured: tiles of about 16 kB a program, K in chunks that waste little."""
-    wasteless = [block for block in (2048, 1024, 512) if -k % block <= k // 10]
-    block_k = wasteless[0] if wasteless else min(1024, triton.next_power_of_2(k))
-    rows_of_16_kb = max(1, min(8, 8192 // (triton.cdiv(k, block_k) * block_k * (2 if gated else 1))))
-    return LaunchConfig(rows=1 << (rows_of_16_kb.bit_length() - 1), block_k=block_k, num_warps=8 if k > 8192 else 4)
-
-
 @triton.jit
 def _one_row_kernel(
     x,
@@ -129,6 +127,7 @@ def _one_row_kernel(
     post,
     pre,
     weight,
+    scales,
     factor,
     hidden,
     y,
@@ -198,12 +197,17 @@ def _one_row_kernel(
     for i in tl.static_range(len(values)):
         products += weights[i].to(tl.float32) * values[i][None, :]
     result = tl.sum(products, 1)
+    if scales is not None:
+        result *= tl.load(scales + features, mask=valid, other=0.0)
     result = activate(result, ACTIVATION)
     if GATED:
         up_products = tl.zeros((ROWS, BLOCK_K), tl.float32)
         for i in tl.static_range(len(values)):
             up_products += up_weights[i].to(tl.float32) * values[i][None, :]
-        result *= tl.sum(up_products, 1)
+        up = tl.sum(up_products, 1)
+        if scales is not None:
+            up *= tl.load(scales + n + features, mask=valid, other=0.0)
+        result *= up
     if FACTOR:
         result *= tl.load(factor + features, mask=valid, other=0.0).to(tl.float32)
     if SOFTCAP is not None:
@@ -237,6 +241,7 @@ def _normed(values, norm, eps, K: tl.constexpr, BLOCK_K: tl.constexpr, dtype: tl
 def _few_rows_kernel(
     x,
     weight,
+    scales,
     factor,
     y,
     m,
@@ -248,6 +253,7 @@ def _few_rows_kernel(
     ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    LINE: tl.constexpr,
     PREFETCH: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -263,7 +269,7 @@ def _few_rows_kernel(
     up_at = weight_at + n.to(tl.int64) * K
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-        _prefetch(weight, first_k, features, n, K, PREFETCH, GATED)
+        _prefetch(weight, first_k, features, n, K, LINE, PREFETCH, GATED)
         tl.extra.cuda.gdc_wait()
     tokens = tl.arange(0, BLOCK_M)
     x_at = x + tokens[None, :] * K + chunk[:, None]
@@ -276,9 +282,13 @@ def _few_rows_kernel(
         else:
             rows = tl.load(x_at + k, mask=(tokens < m)[None, :] & (k + chunk < K)[:, None], other=0.0)
             inside = (features < n)[:, None] & (k + chunk < K)[None, :]
-        sums = tl.dot(tl.load(weight_at + k, mask=inside, other=0.0), rows, sums, input_precision="ieee")
+        sums = tl.dot(tl.load(weight_at + k, mask=inside, other=0.0).to(rows.dtype), rows, sums, input_precision="ieee")
         if GATED:
-            up_sums = tl.dot(tl.load(up_at + k, mask=inside, other=0.0), rows, up_sums, input_precision="ieee")
+            up_sums = tl.dot(tl.load(up_at + k, mask=inside, other=0.0).to(rows.dtype), rows, up_sums, input_precision="ieee")
+    if scales is not None:
+        sums *= tl.load(scales + features, mask=features < n, other=0.0)[:, None]
+        if GATED:
+            up_sums *= tl.load(scales + n + features, mask=features < n, other=0.0)[:, None]
     result = activate(sums, ACTIVATION)
     if GATED:
         result *= up_sums
@@ -292,9 +302,9 @@ def _few_rows_kernel(
 
 
 @triton.jit
-def _prefetch(weight, first_k, features, n, K: tl.constexpr, LINES: tl.constexpr, GATED: tl.constexpr):
-    """Asks for the start of each of the program's weight rows to be brought to L2: LINES of 128 bytes, a power of two."""
-    pointers = weight + tl.minimum(features, n - 1).to(tl.int64)[:, None] * K + first_k + tl.arange(0, LINES)[None, :] * 64
+def _prefetch(weight, first_k, features, n, K: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr, GATED: tl.constexpr):
+    """Asks for the start of each of the program's weight rows to be brought to L2: LINES of LINE elements, 128 bytes."""
+    pointers = weight + tl.minimum(features, n - 1).to(tl.int64)[:, None] * K + first_k + tl.arange(0, LINES)[None, :] * LINE
     _prefetch_lines(pointers)
     if GATED:
         _prefetch_lines(pointers + n.to(tl.int64) * K)

@@ -13,6 +13,7 @@ from inference_server.kernels.fused_norm import add_norm
 from inference_server.kernels.linear import TritonLinear
 from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Epilogue
 from inference_server.kernels.place_tokens import place_tokens
+from inference_server.kernels.quantize import QuantizedWeight
 from inference_server.kernels.rope_kv import norm_rotate_store, rotary_angles
 from inference_server.kernels.route import route
 from inference_server.kernels.step_rows import StepRows
@@ -30,8 +31,10 @@ class TritonOps:
     norm_rotate_store = staticmethod(norm_rotate_store)
     rotary_angles = staticmethod(rotary_angles)
 
-    def linear(self, weight: Tensor, epilogue: Epilogue = PLAIN) -> TritonLinear:
-        return TritonLinear(weight.contiguous(), epilogue)
+    def linear(self, weight: Tensor | QuantizedWeight, epilogue: Epilogue = PLAIN) -> TritonLinear:
+        if isinstance(weight, QuantizedWeight):
+            return TritonLinear(weight.values, epilogue, self.dtype, weight.scales)
+        return TritonLinear(weight.contiguous(), epilogue, self.dtype)
 
     def experts(self, gate_up: Tensor, down: Tensor, activation: Activation) -> TritonExperts:
         return TritonExperts(gate_up.contiguous(), down.contiguous(), activation)
