@@ -1,6 +1,6 @@
 """One decode step of a released model, from ids to logits, as one CUDA graph: our operations beside PyTorch's.
 
-    python scripts/bench/decode_step.py [gemma4-e2b] [--rows 1 8 32 256] [--context 128] [--kernels]
+    python scripts/bench/decode_step.py [gemma4-e2b] [--rows 1 8 32 256] [--context 128] [--kernels] [--int8]
 
 Random weights of the real shapes. Prints milliseconds a step on the CUDA operations and, but for models with experts, on the reference
 operations in the same graph with our attention; and the floor, every weight read once at the card's copy bandwidth. With `--kernels`
@@ -20,15 +20,24 @@ from torch.profiler import ProfilerActivity, profile
 
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.kernels import reference
-from inference_server.kernels.ops import Ops
-from inference_server.kernels.select_ops import select_ops
+from inference_server.kernels.linear import TritonLinear
+from inference_server.kernels.ops import PLAIN, Epilogue, Ops
+from inference_server.kernels.quantize import QuantizedWeight, quantize_weight
 from inference_server.kernels.step_rows import StepRows
+from inference_server.kernels.triton_ops import TritonOps
 from inference_server.models.attention import AttentionMetadata, GroupMetadata
 from inference_server.models.registry import Model, find_family
 from inference_server.models.weights import RandomWeights
 
 BLOCK_SIZE = 16
 CUDA, DTYPE = torch.device("cuda"), torch.bfloat16
+
+
+class Int8Ops(TritonOps):
+    """The CUDA operations, with every linear layer quantised."""
+
+    def linear(self, weight: Tensor | QuantizedWeight, epilogue: Epilogue = PLAIN) -> TritonLinear:
+        return TritonOps.linear(self, quantize_weight(weight) if isinstance(weight, Tensor) else weight, epilogue)
 
 
 class StepKV:
@@ -107,9 +116,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 256])
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--int8", action="store_true", help="quantise the linear layers; not those of experts")
     arguments = parser.parse_args()
-    ours = select_ops(CUDA, DTYPE)
+    ours = Int8Ops(DTYPE) if arguments.int8 else TritonOps(DTYPE)
     model, weight_bytes = build(arguments.model, ours)
+    if arguments.int8:
+        weight_bytes //= 2
     floor = weight_bytes / copy_bytes_per_ms()
     times = {rows: graph_ms(step(model, ours, rows, arguments.context)) for rows in arguments.rows}
     if arguments.kernels:
@@ -117,7 +129,7 @@ def main() -> None:
             print(f"{rows} rows", *kernel_times(step(model, ours, rows, arguments.context)), sep="\n")
     del model
     eager: dict[int, float] = {}
-    if not CONFIGS[arguments.model].get("num_experts"):
+    if not CONFIGS[arguments.model].get("num_experts") and not arguments.int8:
         plain: Any = SimpleNamespace(**{**vars(reference), "bind_attention": ours.bind_attention})
         model, _ = build(arguments.model, plain)
         eager = {rows: graph_ms(step(model, plain, rows, arguments.context)) for rows in arguments.rows}

@@ -70,7 +70,7 @@ def test_many_rows() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 2, 8, 16, 33, 64, 65, 256, 1000, 4096])
 @pytest.mark.parametrize("hidden_size, size", [(2048, 768), (2816, 704)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_real_shapes(tokens: int, hidden_size: int, size: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     check(tokens, 128, 8, hidden_size, size, Activation.SILU, dtype)

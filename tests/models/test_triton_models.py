@@ -50,7 +50,8 @@ def test_bfloat16_on_a_gpu_is_as_close_as_the_reference(name: str, count: int) -
     exact = logits_of(load(hf, CPU, torch.float32, reference), ids)
 
     def error(ops: Ops) -> float:
+        """Of the median token: in another one's place a rounding may have chosen another expert."""
         logits = logits_of(load(hf, CUDA, torch.bfloat16, ops), ids.cuda()).cpu()
-        return ((logits - exact).norm() / exact.norm()).item()
+        return ((logits - exact).norm(dim=1) / exact.norm(dim=1)).median().item()
 
     assert error(TritonOps(torch.bfloat16)) < 1.5 * error(reference)

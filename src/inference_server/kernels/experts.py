@@ -43,7 +43,7 @@ class TritonExperts:
         out = torch.empty(top_k, tokens, hidden_size, dtype=x.dtype if sorted_from else torch.float32, device=x.device)
         for source, weight, target, gated in ((x, self.gate_up, inner, True), (inner, self.down, out, False)):
             n, k = target.shape[-1], source.shape[-1]
-            config = self._tuning(f"{'sorted' if places else block_m}", n, k, gated)
+            config = self._tuning(f"{'sorted ' if places else ''}{block_m}", n, k, gated)
             overlap = overlaps_launches(x.device)
             _experts_kernel[(triton.cdiv(n, config.rows), num_experts if places is None else len(places.experts))](
                 source,
@@ -117,11 +117,11 @@ class TritonExperts:
 
 
 def default_config(rows: str, k: int, gated: bool) -> LaunchConfig:
-    """rows: "1", the padded number of a few, or "sorted"."""
+    """rows: "1", "sorted" and the size of the blocks, or the padded number of a few."""
     if rows == "1":
         return LaunchConfig(rows=2 if gated else 1, block_k=min(1024, triton.next_power_of_2(k)), num_warps=4)
-    block_k = min(64 if rows == "sorted" else 128, max(16, triton.next_power_of_2(k)))
-    if rows == "sorted":
+    block_k = min(64 if rows.startswith("sorted") else 128, max(16, triton.next_power_of_2(k)))
+    if rows.startswith("sorted"):
         return LaunchConfig(rows=64 if gated else 128, block_k=block_k, num_warps=8, num_stages=3)
     return LaunchConfig(rows=32, block_k=block_k, num_warps=4, num_stages=4)
 

@@ -49,6 +49,10 @@ class TritonLinear:
                 return one_row(None, x, None, self.weight, self.epilogue, factor, config, self.scales)[1]
         elif rows <= (MAX_FEW_ROWS_INT8 if int8 else MAX_FEW_ROWS) and (config := self._few_rows_tuning(rows)):
             return few_rows(x, self.weight, self.epilogue, factor, config, self.scales)
+        return self.by_library(x, factor)
+
+    def by_library(self, x: Tensor, factor: Tensor | None = None) -> Tensor:
+        """The layer with the library's product, whatever was measured."""
         weight = self.weight if self.scales is None else dequantize(self.weight, self.scales, self.dtype)
         return library_linear(x, weight, self.epilogue, factor)
 
@@ -88,13 +92,12 @@ def one_row_default(k: int, gated: bool, int8: bool) -> LaunchConfig:
 def few_rows_default(rows: int, epilogue: Epilogue) -> LaunchConfig:
     """For an int8 weight, where the library would have to be given a wider one."""
     padded = padded_rows(rows)
-    return LaunchConfig(
-        rows=32 if padded <= 32 else 64, block_k=128, num_warps=8 if padded * (2 if epilogue.gated else 1) > 128 else 4, num_stages=3
-    )
+    num_warps = 8 if padded * (2 if epilogue.gated else 1) > 128 else 4
+    return LaunchConfig(rows=32 if padded <= 32 else 64, block_k=128 if padded <= 64 else 64, num_warps=num_warps, num_stages=4)
 
 
 def library_linear(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None) -> Tensor:
-    """`TritonLinear` with the library's product. ValueError for an activation without a gate or factor, which no model here needs."""
+    """`TritonLinear.by_library`, the weight of the dtype of x. ValueError for an activation without a gate or factor."""
     y = F.linear(x, weight)
     if epilogue.gated:
         y = gated(y, epilogue.activation)

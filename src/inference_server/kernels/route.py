@@ -9,7 +9,7 @@ from inference_server.kernels.launch import overlaps_launches
 
 
 def route(scores: Tensor, top_k: int, normalize: bool, expert_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As `reference.route`, ids in int32; of equal scores the lower id wins. Scores that are NaN, as of padding, still give distinct ids."""
+    """As `reference.route`, ids in int32; of equal scores the lower id wins. Scores that are NaN, as of padding, give distinct ids too."""
     tokens, num_experts = scores.shape
     expert_ids = torch.empty(tokens, top_k, dtype=torch.int32, device=scores.device)
     weights = torch.empty(tokens, top_k, dtype=torch.float32, device=scores.device)
