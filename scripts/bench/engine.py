@@ -11,6 +11,7 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engine_profile import print_profile
 from engine_rig import WaitClock, create_engine, model_folder
@@ -106,11 +107,14 @@ def main() -> None:
         engine = create_engine(folder, model, scheduler, CacheOptions())
         print(f"{args.model}: ready after {time.perf_counter() - start:.1f} s, {args.prefill_mode} prefill", flush=True)
     assert engine.model is not None
-    clock = WaitClock(engine.model.backend)
+    backend: Any = engine.model.backend
+    clock = WaitClock(backend)
     published = dict(zip([w.name for w in WORKLOADS], VLLM.get(args.model, []), strict=False)) if args.num_layers is None else {}
     for workload in WORKLOADS:
         if workload.name in args.workloads:
             print(row(measure(engine, workload, clock, args.rounds, args.temperature), published.get(workload.name)), flush=True)
+    replayed, forwards = backend.graph_hits
+    print(f"replayed as graphs: {replayed} of {forwards} forwards")
     if args.profile:
         vocab_size = engine.model.spec.vocab_size
         for rows in (1, 32, 256):

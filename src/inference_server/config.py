@@ -22,7 +22,6 @@ EMBEDDED_MODEL = "embedded"
 # What this version can run, for the settings whose full range is not built yet. Anything else is refused by name, never ignored.
 AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
-        "backend": ("auto", "custom", "hf"),
         "quantization": ("none",),
         "eviction_policy": ("lru", "sink_lru"),
         "custom_backend_compile": (False,),
@@ -59,7 +58,8 @@ class Settings(BaseSettings):
         None, description="Where converted weights are kept; unset: inference-server in the user's cache folder"
     )
     backend: Literal["auto", "custom", "custom-cuda", "hf"] = Field(
-        "auto", description="auto, custom (hand-written forward), custom-cuda or hf (any transformers causal LM)"
+        "auto",
+        description="auto, custom (hand-written forward), custom-cuda (that, or no start without CUDA) or hf (any transformers causal LM)",
     )
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto (CUDA, then MPS, then CPU), cpu, mps, cuda or cuda:N"

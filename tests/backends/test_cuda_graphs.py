@@ -48,12 +48,13 @@ def test_captured_steps_give_the_tokens_of_eager_ones_and_of_the_reference(folde
     expected = PagedDriver(folder).generate(PROMPTS, NEW_TOKENS)
     eager = PagedDriver(folder, device="cuda", cuda_graph_sizes=(0,))
     assert eager.generate(PROMPTS, NEW_TOKENS) == expected
-    assert eager.backend._runner.num_captured_steps == 0
+    assert eager.backend.graph_hits[0] == 0
     for chunk, seed in ((1000, 1), (6, 2), (1, 3)):
         captured = PagedDriver(folder, device="cuda", seed=seed)
-        warm_up = captured.backend._runner.num_steps
+        warm_up = captured.backend.graph_hits[1]
         assert captured.generate(PROMPTS, NEW_TOKENS, chunk=chunk) == expected
-        assert captured.backend._runner.num_captured_steps == captured.backend._runner.num_steps - warm_up >= NEW_TOKENS
+        replayed, forwards = captured.backend.graph_hits
+        assert replayed == forwards - warm_up >= NEW_TOKENS
     assert PagedDriver(folder, device="cuda", seed=4).generate_overlapped(PROMPTS, NEW_TOKENS) == expected
 
 
@@ -62,9 +63,9 @@ def test_steps_above_the_largest_size_are_eager(folder: Path) -> None:
     expected = PagedDriver(folder).generate(PROMPTS, NEW_TOKENS)
     driver = PagedDriver(folder, device="cuda", cuda_graph_sizes=(1, 4), max_batched_tokens=64)
     assert driver.generate(PROMPTS, NEW_TOKENS) == expected
-    assert 0 == driver.backend._runner.num_captured_steps < driver.backend._runner.num_steps
+    assert driver.backend.graph_hits[0] == 0
     assert driver.generate(PROMPTS[:3], NEW_TOKENS) == expected[:3]
-    assert driver.backend._runner.num_captured_steps == NEW_TOKENS
+    assert driver.backend.graph_hits[0] == NEW_TOKENS
 
 
 @pytest.mark.gpu

@@ -105,6 +105,12 @@ class PagedBackend:
                 token_ids[row] = token_id
         return StepResult(step.step_id, token_ids)
 
+    @property
+    def graph_hits(self) -> tuple[int, int]:
+        """Forwards since `allocate` that were replayed as graphs, and all of them."""
+        runner, _ = self._prepared()
+        return runner.num_captured_steps, runner.num_steps
+
     def close(self) -> None:
         self._model = self._kv = self._runner = None
         if self._device.type == "cuda":

@@ -6,8 +6,6 @@ context. Each part keeps its softmax's logarithm, as in Flash-Decoding, and a se
 `reference.paged_attention`. Importing this needs Triton.
 """
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from inference_server.kernels.attention_tuning import MAX_SPLITS, DecodeLaunch, decode_launch
+from inference_server.kernels.launch import overlaps_launches
 
 LOG2_E = 1.4426950408889634
 MIN_DOT_ROWS = 16  # the smallest tile of queries that the tensor cores take
@@ -54,7 +53,8 @@ def decode_attention(
     rows_padded = max(MIN_DOT_ROWS, triton.next_power_of_2(group))
     parts = torch.empty((num_rows, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
     part_lse = torch.empty((num_rows, num_heads, num_splits), dtype=torch.float32, device=q.device)
-    early = _launches_early(q.device)
+    early = overlaps_launches(q.device)
+    overlapping = {"launch_pdl": True} if early else {}
     constants = {"WINDOW": window or 0, "BLOCK_N": launch.block_n, "HEAD_DIM": head_dim, "EARLY": early}
     _decode_kernel[(num_splits, num_kv_heads, num_rows)](
         q,
@@ -77,6 +77,7 @@ def decode_attention(
         GROUP=group,
         ROWS=rows_padded,
         **constants,
+        **overlapping,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
     )
@@ -95,15 +96,9 @@ def decode_attention(
             SPLITS=FEW_SPLITS if few else MAX_SPLITS,
             DIMS=dims,
             **constants,
-            **({"launch_pdl": True} if early else {}),
+            **overlapping,
             num_warps=4,
         )
-
-
-@cache
-def _launches_early(device: torch.device) -> bool:
-    """Whether a kernel may start while the one before it finishes (programmatic dependent launch, from Hopper on)."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @triton.jit
@@ -155,26 +150,26 @@ def _decode_kernel(
     slot = row
     if slots_ptr is not None:
         slot = tl.load(slots_ptr + row)
-    if next_token - token != 1:
-        return
     max_splits = tl.num_programs(0)
     oldest, share, num_splits = _share(length, max_splits, min_keys, WINDOW, BLOCK_N)
-    if split >= num_splits:
-        return
     first = oldest + split * share
     stop = tl.minimum(first + share, length)
+    table = tables_ptr + slot * stride_table
+    position = first + tl.arange(0, BLOCK_N)
+    inside = tl.maximum(tl.minimum(position, stop - 1), 0)  # past the end the last key is read again, so free blocks never are
+    block = tl.load(table + inside // BLOCK_SIZE)
+    if EARLY:
+        gdc_wait()  # queries, keys and values are the kernel's before; what was read until here is the step's
+    if (next_token - token != 1) | (split >= num_splits):
+        return
 
     member = tl.arange(0, ROWS)
     head = kv_head * GROUP + tl.minimum(member, GROUP - 1)  # padding repeats the last head
     dim = tl.arange(0, HEAD_DIM)
     q = tl.load(q_ptr + token.to(tl.int64) * stride_q + head[:, None] * stride_q_head + dim[None, :])  # [ROWS, HEAD_DIM]
-    table = tables_ptr + slot * stride_table
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
-    position = first + tl.arange(0, BLOCK_N)
-    inside = tl.minimum(position, stop - 1)  # past the end the last key is read again, so free blocks never are
-    block = tl.load(table + inside // BLOCK_SIZE)
     for _ in range(first, stop, BLOCK_N):
         where = block.to(tl.int64) * stride_block + (inside % BLOCK_SIZE) * stride_slot + kv_head * stride_kv_head
         inside = tl.minimum(position + BLOCK_N, stop - 1)
@@ -221,6 +216,8 @@ def _reduce_kernel(
     DIMS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
+    if EARLY:
+        gdc_launch_dependents()
     row, head = tl.program_id(0), tl.program_id(1)
     token, next_token, length = tl.load(cu_seqlens_ptr + row), tl.load(cu_seqlens_ptr + row + 1), tl.load(seq_lens_ptr + row)
     _, _, num_splits = _share(length, max_splits, min_keys, WINDOW, BLOCK_N)
