@@ -59,7 +59,7 @@ class Settings(BaseSettings):
     )
     backend: Literal["auto", "custom", "custom-cuda", "hf"] = Field(
         "auto",
-        description="auto, custom (hand-written forward), custom-cuda (that, or no start without CUDA) or hf (any transformers causal LM)",
+        description="auto, custom (hand-written forward), custom-cuda (on CUDA or not at all) or hf (any transformers causal LM)",
     )
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto (CUDA, then MPS, then CPU), cpu, mps, cuda or cuda:N"
@@ -95,7 +95,7 @@ class Settings(BaseSettings):
     )
     enable_prefix_cache: bool = Field(True, description="Reuse the KV of prompt prefixes that were computed before")
     custom_backend_compile: bool = Field(False, description="torch.compile the custom forward")
-    cuda_graph_sizes: Annotated[tuple[int, ...], NoDecode] = Field(
+    cuda_graph_sizes: Annotated[tuple[Annotated[int, Field(ge=0)], ...], NoDecode] = Field(
         (), description="Batch sizes to capture as CUDA graphs, comma separated; unset: 1 to 32, then every 8, then every 16; 0: none"
     )
     ple_offload: bool = Field(False, description="Keep per-layer embeddings in host memory")
