@@ -208,7 +208,8 @@ def main() -> None:
     models = [shapes_of(model) for model in arguments.models]
     layers = dict.fromkeys(layer for model in models for layer in model.layers)
     experts = dict.fromkeys(ExpertShape(n, TOP_K, hidden, size) for model in models for n, hidden, size in model.experts_shapes)
-    todo = [case for rows in arguments.rows for layer in layers for case in cases(rows, *layer, arguments.int8)]
+    every = (case for rows in arguments.rows for layer in layers for case in cases(rows, *layer, arguments.int8))
+    todo = [case for case in every if any(candidates(case))]
     jobs = [(case, config) for case in todo for config in candidates(case)]
     with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
         compiled = [pool.submit(compile_experts, shape, rows) for shape in experts for rows in arguments.experts]

@@ -72,7 +72,7 @@ def test_the_norm_before_a_layer(rows: int, residual: bool, post: bool, pre: boo
 def test_an_int8_weight(rows: int, epilogue: Epilogue, monkeypatch: pytest.MonkeyPatch) -> None:
     """By our kernels or, of many rows, by the library on a widened copy; the norm goes along for one row."""
     torch.manual_seed(0)
-    monkeypatch.setattr(linear, "MAX_FEW_ROWS_INT8", 16)
+    monkeypatch.setattr(linear, "MAX_FEW_ROWS", 16)
     n, k = 24, 48
     quantized = quantize_weight(weights(n * (2 if epilogue.gated else 1), k))
     exact = quantized.values * quantized.scales[:, None]
@@ -173,7 +173,7 @@ def test_real_shapes(rows: int, n: int, k: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 2, 16, 32, 64, 128, 256, 300])
+@pytest.mark.parametrize("rows", [1, 2, 16, 32, 64, 100])
 @pytest.mark.parametrize("n, k", [(2560, 1536), (256, 1536), (1536, 256), (1536, 12288)])
 @pytest.mark.parametrize("epilogue", [PLAIN, EPILOGUES[1]])
 def test_real_shapes_in_int8(rows: int, n: int, k: int, epilogue: Epilogue) -> None:

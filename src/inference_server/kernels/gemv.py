@@ -1,4 +1,4 @@
-"""Linear layers of few rows, where the time is that of reading the weight once: y = epilogue(x @ W.T), in one launch.
+"""Linear layers of at most 64 rows, where the time is that of reading the weight once: y = epilogue(x @ W.T), in one launch.
 
 One row: a program takes a few output features over the whole of K in one go, so that all its weights are in flight before it waits for
 x; on Hopper that is while the kernel before still runs. It can also do the norm and the residual addition that lie before the layer:
@@ -77,7 +77,7 @@ def one_row(
 def few_rows(
     x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None, config: LaunchConfig, scales: Tensor | None = None
 ) -> Tensor:
-    """`FusedLinear` for x [M, K], M <= 256; x and weight contiguous.
+    """`FusedLinear` for x [M, K], M <= 64; x and weight contiguous.
 
     With `config.splits` > 1, which takes an epilogue that is nothing but partial: the sums [splits, M, N] in float32.
     """

@@ -19,7 +19,6 @@ from inference_server.kernels.launch import LaunchConfig, tuning
 from inference_server.kernels.ops import AddNorm, Epilogue
 
 MAX_FEW_ROWS = 64  # above this the weight is no longer all that counts
-MAX_FEW_ROWS_INT8 = 256  # above this it pays to widen the weight for the library
 
 
 def operation(rows: int, epilogue: Epilogue, *, norm: bool = False, split: bool = False, int8: bool = False) -> str:
@@ -47,7 +46,7 @@ class TritonLinear:
         if rows == 1:
             if config := self._tuning(operation(1, self.epilogue, int8=int8), one_row_default(k, self.epilogue.gated, int8)):
                 return one_row(None, x, None, self.weight, self.epilogue, factor, config, self.scales)[1]
-        elif rows <= (MAX_FEW_ROWS_INT8 if int8 else MAX_FEW_ROWS) and (config := self._few_rows_tuning(rows)):
+        elif rows <= MAX_FEW_ROWS and (config := self._few_rows_tuning(rows)):
             return few_rows(x, self.weight, self.epilogue, factor, config, self.scales)
         return self.by_library(x, factor)
 
@@ -92,8 +91,8 @@ def one_row_default(k: int, gated: bool, int8: bool) -> LaunchConfig:
 def few_rows_default(rows: int, epilogue: Epilogue) -> LaunchConfig:
     """For an int8 weight, where the library would have to be given a wider one."""
     padded = padded_rows(rows)
-    num_warps = 8 if padded * (2 if epilogue.gated else 1) > 128 else 4
-    return LaunchConfig(rows=32 if padded <= 32 else 64, block_k=128 if padded <= 64 else 64, num_warps=num_warps, num_stages=4)
+    num_warps = 8 if padded * (2 if epilogue.gated else 1) > 64 else 4
+    return LaunchConfig(rows=32 if padded <= 32 else 64, block_k=128, num_warps=num_warps, num_stages=4)
 
 
 def library_linear(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None) -> Tensor:
