@@ -5,7 +5,7 @@ logits of the rows that sample, their tokens. What a row may attend to is the pl
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -25,19 +25,24 @@ from inference_server.kernels.ops import Ops
 from inference_server.kernels.select_ops import select_ops
 from inference_server.models.registry import Model, find_family, read_config
 from inference_server.models.weights import RandomWeights, TensorSource, Weights
-from inference_server.sampling.token_rows import SamplingRows, TokenSampling
+from inference_server.sampling import logprobs, token_rows
 
 
 @dataclass(slots=True)
 class PagedStep:
-    """A launched step. rows: the indices in the plan of the rows that sample; sampling: the same rows for the sampler."""
+    """A launched step. rows: the indices in the plan of the rows that sample; sampling: the same rows for the sampler.
+
+    scores: of the sampled tokens; prompt_scores: of prompt tokens, by row of the plan.
+    """
 
     step_id: int
     num_rows: int
     rows: list[int]
-    sampling: SamplingRows
+    sampling: token_rows.SamplingRows
     logits: torch.Tensor | None = None
     token_ids: torch.Tensor | None = None
+    scores: logprobs.Scores | None = None
+    prompt_scores: dict[int, list[logprobs.Scores]] = field(default_factory=dict)
     copied: torch.cuda.Event | None = None
 
 
@@ -45,7 +50,7 @@ class PagedBackend:
     """An `InferenceBackend` for the architectures of `models.registry`."""
 
     def __init__(
-        self, options: ModelOptions, folder: Path, open_checkpoint: Callable[[Path], TensorSource], sampler: TokenSampling
+        self, options: ModelOptions, folder: Path, open_checkpoint: Callable[[Path], TensorSource], sampler: token_rows.TokenSampling
     ) -> None:
         self._options = options
         self._folder = folder
@@ -87,6 +92,7 @@ class PagedBackend:
             num_parameters=weights.num_parameters,
             free_bytes=free_bytes(self._device),
             supports_overlap=self._device.type == "cuda",
+            supports_prompt_logprobs=True,
         )
 
     def allocate(self, layout: KVLayout) -> None:
@@ -109,6 +115,7 @@ class PagedBackend:
             self._kv.copy_blocks(plan.block_copies)
             inputs = self._batch.build(plan, self._last_token_ids)
             hidden = self._model.forward(inputs.input_ids, inputs.positions, inputs.metadata, self._kv)
+            step.prompt_scores = logprobs.score_prompts(plan, hidden, self._model.compute_logits)
             if step.rows:
                 step.logits = self._model.compute_logits(hidden[inputs.sampling_tokens])
         return step
@@ -117,7 +124,7 @@ class PagedBackend:
         if step.logits is None:
             return
         with step_errors(), torch.inference_mode():
-            token_ids = self._sampler(step.logits, step.sampling).token_ids
+            token_ids, step.scores = self._sampler(step.logits, step.sampling)
             self._last_token_ids[torch.tensor(step.sampling.slots, device=self._device)] = token_ids
             step.logits = None
             step.token_ids = token_ids.to("cpu", non_blocking=True)
@@ -133,7 +140,9 @@ class PagedBackend:
                     step.copied.synchronize()
                 for row, token_id in zip(step.rows, step.token_ids.tolist(), strict=True):
                     token_ids[row] = token_id
-        return StepResult(step.step_id, token_ids)
+        of_sampled = logprobs.values_by_row(step.scores, step.sampling.requests, step.rows)
+        of_prompts = {row: [value for part in parts for value in part.values()] for row, parts in step.prompt_scores.items()}
+        return StepResult(step.step_id, token_ids, of_sampled, of_prompts)
 
     def close(self) -> None:
         self._model = self._kv = self._batch = None
@@ -160,4 +169,4 @@ def _sampling_rows(plan: StepPlan) -> PagedStep:
     rows = [row for row, samples in enumerate(plan.samples) if samples]
     requests = [plan.requests[row] for row in rows]
     positions = [plan.starts[row] + plan.num_new_tokens[row] for row in rows]
-    return PagedStep(plan.step_id, len(plan), rows, SamplingRows(requests, positions, [request.slot for request in requests]))
+    return PagedStep(plan.step_id, len(plan), rows, token_rows.SamplingRows(requests, positions, [request.slot for request in requests]))

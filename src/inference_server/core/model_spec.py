@@ -12,6 +12,7 @@ class ModelSpec:
     max_model_len: the model's own context length in tokens. free_bytes: device memory left for the KV arena.
     supports_mixed: decodes and prefill chunks of several requests may share one forward.
     supports_overlap: a step may be launched before the one before it has been collected.
+    supports_prompt_logprobs: a step can tell the log-probabilities of the prompt tokens it computes.
     """
 
     architecture: str
@@ -24,6 +25,7 @@ class ModelSpec:
     free_bytes: int
     supports_mixed: bool = True
     supports_overlap: bool = False
+    supports_prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from inference_server.api.schemas.base import RequestBody
 
 MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20
 MAX_TOKEN_RULES = 1024
 MAX_TOKEN_DIGITS = 9
 MAX_ALLOWED_TOKENS = 2**18
@@ -91,6 +92,7 @@ class OpenAIBody(SamplingBody):
 
     model: Label | None = None
     user: str = ""
+    return_token_ids: bool = False
     stream_options: StreamOptions | None = None
 
     @model_validator(mode="after")
