@@ -38,7 +38,7 @@ class GenerationRequest:
     seed: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: frozenset[int] | None = None
     min_tokens: int = 0

@@ -117,7 +117,7 @@ class InputProcessor:
             ignore_eos=request.ignore_eos,
             presence_penalty=request.presence_penalty,
             frequency_penalty=request.frequency_penalty,
-            repetition_penalty=request.repetition_penalty,
+            repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty),
             logit_bias=request.logit_bias,
             allowed_token_ids=request.allowed_token_ids,
             skip_special_tokens=request.skip_special_tokens,

@@ -30,7 +30,7 @@ class SamplingBody(RequestBody):
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
     presence_penalty: float = Field(0, ge=-2, le=2)
     frequency_penalty: float = Field(0, ge=-2, le=2)
-    repetition_penalty: float = Field(1, gt=0, le=10)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field({}, max_length=MAX_TOKEN_RULES)
     allowed_token_ids: list[TokenId] = Field([], max_length=MAX_ALLOWED_TOKENS)
     min_tokens: int = Field(0, ge=0, lt=INT32)
