@@ -68,7 +68,9 @@ def test_a_stream_joins_to_the_whole(client: httpx.Client, path: str, body: dict
         joined = [entry for part in logprobs for entry in part[key]] if isinstance(value, list) else None
         assert joined == value, key
     assert [token for chunk in chunks for token in chunk.get("token_ids", [])] == whole.get("token_ids", [])
-    assert [c["prompt_token_ids"] for c in chunks if "prompt_token_ids" in c] == [whole[k] for k in ("prompt_token_ids",) if k in whole]
+    assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [
+        whole[key] for key in whole if key == "prompt_token_ids"
+    ]
     assert [chunk["finish_reason"] for chunk in chunks][-1] == whole["finish_reason"]
 
 
@@ -95,6 +97,15 @@ def test_an_echo_without_new_tokens(client: httpx.Client) -> None:
 def test_token_ids_of_prompt_and_answer(client: httpx.Client) -> None:
     choice = answer(client, TEXT, {"prompt": [97, 98, 99], "return_token_ids": True})
     assert (choice["prompt_token_ids"], choice["token_ids"]) == ([97, 98, 99], [98, 99, END])
+
+
+def test_the_prompts_ids_stand_beside_the_choices_of_a_chat(client: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "ab"}], "return_token_ids": True}
+    whole = client.post(CHAT, json=body).json()
+    events = parse_sse(client.post(CHAT, json={**body, "stream": True}).content)
+    assert whole["prompt_token_ids"][-2:] == [97, 98]
+    assert [event["prompt_token_ids"] for event in events if "prompt_token_ids" in event] == [whole["prompt_token_ids"]]
+    assert whole["choices"][0]["token_ids"] == [97, 98, END]
 
 
 def test_the_openai_client_reads_them(server: TestServer) -> None:

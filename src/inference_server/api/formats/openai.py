@@ -40,8 +40,11 @@ class OpenAIFormat:
     def body(self, result: OutputDelta) -> bytes:
         assert result.finish_reason is not None
         assert result.usage is not None
-        choice = self.whole_choice(self._text(result), result.finish_reason) | self._token_fields(result)
-        return encode({**self._envelope, "choices": [choice], "usage": openai_usage(result.usage)})
+        text, of_choice, of_response = result.text, {}, {}
+        if (details := self._details) is not None:
+            text, of_choice, of_response = details.text(result), details.of_choice(result), details.of_response(result)
+        choice = self.whole_choice(text, result.finish_reason) | of_choice
+        return encode({**self._envelope, "choices": [choice], "usage": openai_usage(result.usage), **of_response})
 
     def events(self, delta: OutputDelta) -> bytes:
         out = self._text_event(delta)
@@ -55,21 +58,16 @@ class OpenAIFormat:
 
     def _text_event(self, delta: OutputDelta) -> bytes:
         """Tokens without text have an event of their own only when something is said about them."""
-        if self._details is None:
+        details = self._details
+        if details is None:
             return self._text_prefix + encode(delta.text) + self._text_suffix if delta.text else b""
         if not (delta.text or delta.token_ids or delta.prompt):
             return b""
-        return self._chunk(self.text_choice(self._text(delta)) | self._token_fields(delta))
+        return self._chunk(self.text_choice(details.text(delta)) | details.of_choice(delta), details.of_response(delta))
 
-    def _text(self, delta: OutputDelta) -> str:
-        return delta.text if self._details is None else self._details.text(delta)
-
-    def _token_fields(self, delta: OutputDelta) -> dict[str, Any]:
-        return {} if self._details is None else self._details.fields(delta)
-
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
+    def _chunk(self, choice: dict[str, Any], beside: dict[str, Any] | None = None) -> bytes:
         usage = {"usage": None} if self._include_usage else {}
-        return event(encode({**self._envelope, "object": self.chunk_object, "choices": [choice], **usage}))
+        return event(encode({**self._envelope, "object": self.chunk_object, "choices": [choice], **usage, **(beside or {})}))
 
 
 class CompletionFormat(OpenAIFormat):

@@ -25,34 +25,43 @@ class LogprobsShape(Protocol):
 
 
 class TokenDetails:
-    """One generation's. shape: None leaves log-probabilities out. echo: the prompt as text, None where it is not echoed."""
+    """One generation's. shape: None leaves log-probabilities out. echo: the prompt as text, None where it is not echoed.
 
-    def __init__(self, shape: LogprobsShape | None, token_ids: bool = False, echo: str | None = None) -> None:
+    prompt_beside: the ids of the prompt stand beside the choices, as in vLLM's chats, and not in the choice, as in its completions.
+    """
+
+    def __init__(self, shape: LogprobsShape | None, token_ids: bool = False, echo: str | None = None, prompt_beside: bool = False) -> None:
         self._shape = shape
         self._token_ids = token_ids
         self._echo = echo
+        self._prompt_beside = prompt_beside
 
     def text(self, delta: OutputDelta) -> str:
         """The delta's text, behind the prompt if it is echoed here."""
         return delta.text if self._echo is None or delta.prompt is None else self._echo + delta.text
 
-    def fields(self, delta: OutputDelta) -> dict[str, Any]:
+    def of_choice(self, delta: OutputDelta) -> dict[str, Any]:
         """What the choice of this delta has beside its text."""
         fields: dict[str, Any] = {}
         if self._shape is not None:
             fields["logprobs"] = self._shape.object(None if self._echo is None else delta.prompt, delta.logprobs)
         if self._token_ids:
             fields["token_ids"] = delta.token_ids
-            if delta.prompt is not None:
-                fields["prompt_token_ids"] = delta.prompt.token_ids
-        return fields
+        return fields if self._prompt_beside else fields | self._prompt_ids(delta)
+
+    def of_response(self, delta: OutputDelta) -> dict[str, Any]:
+        """What the response, or the event, has beside its choices."""
+        return self._prompt_ids(delta) if self._prompt_beside else {}
+
+    def _prompt_ids(self, delta: OutputDelta) -> dict[str, Any]:
+        return {"prompt_token_ids": delta.prompt.token_ids} if self._token_ids and delta.prompt is not None else {}
 
 
 def chat_details(body: ChatCompletionBody, tokenizer: TokenizerLike) -> TokenDetails | None:
     """None where the request asks for nothing."""
     if not (body.logprobs or body.return_token_ids):
         return None
-    return TokenDetails(ChatLogprobs(tokenizer) if body.logprobs else None, body.return_token_ids)
+    return TokenDetails(ChatLogprobs(tokenizer) if body.logprobs else None, body.return_token_ids, prompt_beside=True)
 
 
 def completion_details(body: CompletionBody, tokenizer: TokenizerLike) -> TokenDetails | None:
