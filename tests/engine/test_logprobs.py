@@ -37,7 +37,7 @@ def assert_scores(tokens: list[int], start: int, scores: list[TokenLogprobs], nu
         assert [value for _, value in score.top] == pytest.approx(row.topk(number).values.tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["paged", "transformers"])
+@pytest.mark.parametrize("name", ["paged", "transformers", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_drawn_tokens_report_the_models_own_probabilities(folder: Path, name: str) -> None:
     sink, numbers, requests = RecordList(), [None, 0, 1, 5], list(requests_of(Random(5), 12))
     for n, request in enumerate(requests):

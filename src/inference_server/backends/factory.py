@@ -1,5 +1,6 @@
 """From the BACKEND setting to a backend. Each is imported only when it is chosen."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ def create_backend(options: ModelOptions, folder: Path) -> InferenceBackend[Any]
         case "auto":
             return _paged(options, folder) if find_family(read_config(folder)) else _transformers(options, folder)
         case "custom-cuda":
-            raise ModelLoadError("BACKEND=custom-cuda is not available yet; use auto, custom or hf")
+            if not options.device.startswith(("auto", "cuda")):
+                raise ModelLoadError(f"BACKEND=custom-cuda runs on CUDA, not on DEVICE {options.device!r}")
+            return _paged(options if options.device != "auto" else replace(options, device="cuda"), folder)
     raise ModelLoadError(f"BACKEND {options.backend!r} is not one of auto, custom, custom-cuda, hf")
 
 

@@ -23,7 +23,11 @@ class PolicyName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Which model, and how the backend runs it. device and dtype may be "auto"."""
+    """Which model, and how the backend runs it. device and dtype may be "auto".
+
+    max_batch_size, max_batched_tokens: rows and tokens of the largest step. max_model_len: None for the model's own.
+    cuda_graph_sizes: rows of the steps to capture; empty for the usual ones, (0,) for none.
+    """
 
     model_name: str
     model_revision: str | None
@@ -33,6 +37,9 @@ class ModelOptions:
     dtype: str = "auto"
     load_format: str = "auto"
     max_batch_size: int = 64
+    max_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    cuda_graph_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from inference_server.core.errors import ModelLoadError
 from inference_server.kernels import reference
-from inference_server.kernels.ops import Linear, Ops
+from inference_server.kernels.ops import PLAIN, Epilogue, FusedLinear, Ops
 
 _TEXT_PREFIXES = ("model.language_model", "language_model.model", "model")
 _OTHER_MODALITIES = ("vision_tower", "audio_tower", "multi_modal_projector", "embed_vision", "embed_audio", "vision_embedder")
@@ -82,10 +82,10 @@ class Weights:
         """The tensor of this name, a single number rounded to `dtype`, as a number."""
         return self._read(name, (1,)).to(self.dtype).item()
 
-    def linear(self, in_features: int, **out_features: int) -> Linear:
+    def linear(self, in_features: int, epilogue: Epilogue = PLAIN, /, **out_features: int) -> FusedLinear:
         """The matrices `name.weight` [out_features, in_features] as one layer, their outputs side by side in the order given."""
         parts = [self.take(f"{name}.weight", rows, in_features) for name, rows in out_features.items()]
-        return self.ops.linear(torch.cat(parts) if len(parts) > 1 else parts[0])
+        return self.ops.linear(torch.cat(parts) if len(parts) > 1 else parts[0], epilogue)
 
     def skip(self, *names: str) -> None:
         """Tensors below these names, if there are any, are known and not needed."""

@@ -52,6 +52,12 @@ def values_by_row(scores: Scores | None, requests: Sequence[ScheduledRequest], r
     return {} if scores is None else dict(zip([rows[row] for row in rows_to_score(requests)], scores.values(), strict=True))
 
 
+def scores_prompts(plan: StepPlan) -> bool:
+    """Whether the step computes tokens of a prompt that is to be scored."""
+    rows = zip(plan.requests, plan.starts, strict=True)
+    return any(request.sampling.prompt_logprobs is not None and start + 1 < request.num_prompt_tokens for request, start in rows)
+
+
 def score_prompts(plan: StepPlan, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor]) -> dict[int, list[Scores]]:
     """By row of the plan, the prompt tokens that follow those computed in this step.
 
