@@ -63,16 +63,17 @@ def device_sampling() -> TokenSampling:
     return lambda logits, rows: Sampled(sampler(logits, rows))
 
 
-def backends(folder: Path) -> dict[str, Backend]:
-    options = ModelOptions("tiny", None, folder, device="cpu", dtype="float32", max_batch_size=5)
-    return {
-        "paged": PagedBackend(options, folder, open_checkpoint, TokenSampler(5)),
-        "overlapping": OverlappingBackend(options, folder, open_checkpoint, device_sampling()),
-        "transformers": TorchBackend(options, folder, TokenSampler(5)),
-    }
+def backend_of(name: str, folder: Path) -> Backend:
+    options = ModelOptions("tiny", None, folder, device="cuda" if name == "cuda" else "cpu", dtype="float32", max_batch_size=5)
+    match name:
+        case "transformers":
+            return TorchBackend(options, folder, TokenSampler(5))
+        case "overlapping":
+            return OverlappingBackend(options, folder, open_checkpoint, device_sampling())
+    return PagedBackend(options, folder, open_checkpoint, TokenSampler(5))
 
 
-@pytest.mark.parametrize("name", ["paged", "transformers", "overlapping"])
+@pytest.mark.parametrize("name", ["paged", "transformers", "overlapping", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_random_schedules_give_the_tokens_of_straight_runs(folder: Path, name: str) -> None:
     sink, requests = RecordList(), list(requests_of(Random(3), 24))
     if name == "overlapping":  # a search for a set takes long in the interpreter
@@ -80,7 +81,7 @@ def test_random_schedules_give_the_tokens_of_straight_runs(folder: Path, name: s
     with torch.inference_mode():
         model = tiny_model()
         expected = {r.request_id: straight_run(model, list(r.token_ids), r.sampling) for r in requests}
-    engine = engine_on(backends(folder)[name], num_blocks=14, sink=sink)
+    engine = engine_on(backend_of(name, folder), num_blocks=14, sink=sink)
     for request in requests:
         engine.add(request)
     seen = {request_id: merged(deltas) for request_id, deltas in run_dry(engine).items()}
@@ -92,7 +93,7 @@ def test_random_schedules_give_the_tokens_of_straight_runs(folder: Path, name: s
 
 def test_a_seed_gives_the_same_tokens_alone_and_among_neighbours(folder: Path) -> None:
     def tokens_among(number: int) -> list[int]:
-        engine = engine_on(backends(folder)["paged"], num_blocks=200, sink=RecordList())
+        engine = engine_on(backend_of("paged", folder), num_blocks=200, sink=RecordList())
         for request in requests_of(Random(number), number):
             engine.add(request)
         engine.add(ScheduledRequest("mine", list(range(20, 33)), SEEDED, 100.0))

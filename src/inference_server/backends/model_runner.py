@@ -16,7 +16,8 @@ from inference_server.backends.token_choice import TokenChoice
 from inference_server.core.plan import StepPlan
 from inference_server.models.attention import LayerKV
 from inference_server.models.registry import Model
-from inference_server.sampling.token_rows import SamplingRows, TokenSampling
+from inference_server.sampling.logprobs import Scores, score_prompts, scores_prompts
+from inference_server.sampling.token_rows import Sampled, SamplingRows, TokenSampling
 
 _NO_GRAPHS = GraphSizes((), ())
 
@@ -34,23 +35,24 @@ class ModelRunner:
         self._sizes = _NO_GRAPHS
         self._graphs: CudaGraphPool | None = None
 
-    def launch(self, plan: StepPlan) -> None:
-        """Enqueue the forward."""
+    def launch(self, plan: StepPlan) -> dict[int, list[Scores]]:
+        """Enqueue the forward. The scores of prompt tokens, by row of the plan, where requests want them."""
         self.num_steps += 1
-        shape = self._captured_shape(plan)
+        shape = None if scores_prompts(plan) else self._captured_shape(plan)  # a captured forward keeps only what is sampled from
         if shape is not None and self._graphs is not None:
             self._batch.stage(plan, shape)
             self._graphs.replay(shape)
             self.num_captured_steps += 1
-            return
+            return {}
         starts = [0, *accumulate(plan.num_new_tokens)]
         lengths = [start + count for start, count in zip(plan.starts, plan.num_new_tokens, strict=True)]
         shape = StepShape(starts[-1], len(plan), only_singles=starts[-1] == len(plan))
         self._batch.stage(plan, shape)
-        self._forward(self._batch.inputs(shape, starts, lengths))
+        hidden = self._forward(self._batch.inputs(shape, starts, lengths))
+        return score_prompts(plan, hidden, self._model.compute_logits)
 
-    def sample(self, rows: SamplingRows) -> Tensor:
-        """Enqueue the choice of a token for each sampling row of the last launch. Ids int64 [rows], good until the next call."""
+    def sample(self, rows: SamplingRows) -> Sampled:
+        """Enqueue the choice of a token for each sampling row of the last launch. The ids are good until the next call."""
         assert self._hidden is not None, "a forward comes first"
         return self._choice(self._hidden, rows, self._graphs)
 
@@ -73,12 +75,13 @@ class ModelRunner:
         tokens = fit(self._sizes.tokens, num_tokens)
         return None if tokens is None else StepShape(tokens, min(tokens, self._batch.max_rows), only_singles=False)
 
-    def _forward(self, inputs: ModelInputs) -> None:
+    def _forward(self, inputs: ModelInputs) -> Tensor:
         self._batch.place(inputs)
         hidden = self._model.forward(inputs.places.input_ids, inputs.places.positions, inputs.metadata, self._kv)
         if self._hidden is None:
             self._hidden = hidden.new_zeros(self._batch.max_rows, hidden.shape[1])
         torch.index_select(hidden, 0, inputs.sampled_tokens, out=self._hidden[: len(inputs.sampled_tokens)])
+        return hidden
 
     def _padding_forward(self, shape: StepShape) -> Callable[[], None]:
         """A forward whose rows are all padding; it reads the batch's memory, so its replay computes what was staged before it."""

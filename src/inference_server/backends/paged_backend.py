@@ -24,7 +24,7 @@ from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import ModelSpec
 from inference_server.core.options import ModelOptions
 from inference_server.core.plan import StepPlan, StepResult
-from inference_server.sampling.token_rows import SamplingRows, TokenSampling
+from inference_server.sampling import logprobs, token_rows
 
 _TRIAL_BLOCK_SIZE = 16
 _GRAPHS_BYTES = 1 << 30  # what the driver keeps of all captured launches, at most
@@ -34,19 +34,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class PagedStep:
-    """A launched step. rows: the indices in the plan of the rows that sample; sampling: the same rows for the sampler."""
+    """A launched step. rows: the indices in the plan of the rows that sample; sampling: the same rows for the sampler.
+
+    prompt_scores: of prompt tokens, by row of the plan; scores: of the sampled tokens.
+    """
 
     step_id: int
     num_rows: int
     rows: list[int]
-    sampling: SamplingRows
+    sampling: token_rows.SamplingRows
+    prompt_scores: dict[int, list[logprobs.Scores]]
+    scores: logprobs.Scores | None = None
     returned: ReturnedIds | None = None
 
 
 class PagedBackend:
     """An `InferenceBackend` for the architectures of `models.registry`."""
 
-    def __init__(self, options: ModelOptions, folder: Path, open_checkpoint: OpenCheckpoint, sampler: TokenSampling) -> None:
+    def __init__(self, options: ModelOptions, folder: Path, open_checkpoint: OpenCheckpoint, sampler: token_rows.TokenSampling) -> None:
         self._options = options
         self._folder = folder
         self._open_checkpoint = open_checkpoint
@@ -72,6 +77,7 @@ class PagedBackend:
             num_parameters=model.num_parameters,
             free_bytes=max(0, free_bytes(device) - self._reserved_bytes(model)),
             supports_overlap=device.type == "cuda",
+            supports_prompt_logprobs=True,
         )
 
     def allocate(self, layout: KVLayout) -> None:
@@ -86,16 +92,18 @@ class PagedBackend:
         runner, kv = self._prepared()
         with step_errors(), torch.inference_mode():
             kv.copy_blocks(plan.block_copies)
-            runner.launch(plan)
+            prompt_scores = runner.launch(plan)
         rows = [row for row, samples in enumerate(plan.samples) if samples]
         requests = [plan.requests[row] for row in rows]
         positions = [plan.starts[row] + plan.num_new_tokens[row] for row in rows]
-        return PagedStep(plan.step_id, len(plan), rows, SamplingRows(requests, positions, [request.slot for request in requests]))
+        sampling = token_rows.SamplingRows(requests, positions, [request.slot for request in requests])
+        return PagedStep(plan.step_id, len(plan), rows, sampling, prompt_scores)
 
     def sample(self, step: PagedStep) -> None:
         runner, _ = self._prepared()
         with step_errors(), torch.inference_mode():
-            step.returned = self._returns.enqueue(runner.sample(step.sampling))
+            token_ids, step.scores = runner.sample(step.sampling)
+            step.returned = self._returns.enqueue(token_ids)  # what is on its way before has come with it
 
     def collect(self, step: PagedStep) -> StepResult:
         assert step.returned is not None, "sample comes first"
@@ -103,7 +111,9 @@ class PagedBackend:
         with step_errors():
             for row, token_id in zip(step.rows, self._returns.wait(step.returned), strict=True):
                 token_ids[row] = token_id
-        return StepResult(step.step_id, token_ids)
+        of_sampled = logprobs.values_by_row(step.scores, step.sampling.requests, step.rows)
+        of_prompts = {row: [value for part in parts for value in part.values()] for row, parts in step.prompt_scores.items()}
+        return StepResult(step.step_id, token_ids, of_sampled, of_prompts)
 
     @property
     def graph_hits(self) -> tuple[int, int]:

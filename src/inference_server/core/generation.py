@@ -23,7 +23,8 @@ class GenerationRequest:
     prompt: raw text (BOS is added), token ids (taken as they are), or a chat.
     arrival_time: when the server first saw the request, in seconds of the monotonic clock; deadlines and TTFT count from it.
     client_id: the client's own id, only ever echoed. fairness_key: whose share of the service this request uses.
-    max_tokens: more than the room in the context is clamped; None takes default_max_tokens, and that takes the engine's.
+    max_tokens: 0 only with return_prompt; more than the room in the context is clamped; None takes default_max_tokens, and that takes
+    the engine's.
     """
 
     prompt: str | Sequence[int] | ChatPrompt
@@ -37,7 +38,7 @@ class GenerationRequest:
     seed: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: frozenset[int] | None = None
     min_tokens: int = 0
@@ -46,6 +47,9 @@ class GenerationRequest:
     include_stop: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_prompt: bool = False
     client_id: str = ""
     session_id: str = ""
     fairness_key: str = ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 from uuid import uuid4
 
-from inference_server.core.errors import InvalidRequestError, PromptTooLongError
+from inference_server.core.errors import InvalidRequestError, PromptTooLongError, UnsupportedParameterError
 from inference_server.core.generation import ChatPrompt, GenerationRequest
 from inference_server.core.options import EngineOptions
 from inference_server.core.request import ScheduledRequest
@@ -92,12 +92,14 @@ class InputProcessor:
         """A stop string that the template calls for stands for an end-of-text token, so `ignore_eos` drops both."""
         defaults = self._model.defaults
         wanted = _first(request.max_tokens, request.default_max_tokens, self._options.default_max_tokens)
-        if wanted < 1:
+        if wanted < (0 if request.return_prompt else 1):
             raise InvalidRequestError("at least one token must be asked for", param="max_tokens")
         if "" in request.stop:
             raise InvalidRequestError("a stop string must not be empty", param="stop")
         if request.min_tokens > wanted:
             raise InvalidRequestError(f"min_tokens is above the {wanted} tokens that may be generated", param="min_tokens")
+        if request.prompt_logprobs is not None and not self._model.spec.supports_prompt_logprobs:
+            raise UnsupportedParameterError("this backend has no log-probabilities of a prompt", param="echo")
         self._check_tokens(request)
         end_of_text = () if request.ignore_eos else self._model.tokenizer.eos_token_ids
         template_stops = self._model.template.stop_strings if isinstance(request.prompt, ChatPrompt) else ()
@@ -115,10 +117,13 @@ class InputProcessor:
             ignore_eos=request.ignore_eos,
             presence_penalty=request.presence_penalty,
             frequency_penalty=request.frequency_penalty,
-            repetition_penalty=request.repetition_penalty,
+            repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty),
             logit_bias=request.logit_bias,
             allowed_token_ids=request.allowed_token_ids,
             skip_special_tokens=request.skip_special_tokens,
+            logprobs=request.logprobs,
+            prompt_logprobs=request.prompt_logprobs,
+            return_prompt=request.return_prompt,
         )
 
     def _check_tokens(self, request: GenerationRequest) -> None:

@@ -8,7 +8,8 @@ import logging
 from dataclasses import dataclass, field
 
 from inference_server.core.errors import InferenceServerError
-from inference_server.core.outputs import OutputDelta
+from inference_server.core.logprobs import TokenLogprobs
+from inference_server.core.outputs import OutputDelta, PromptTokens
 from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import FinishReason, ScheduledRequest
 from inference_server.tokenization.base import TokenizerLike
@@ -36,9 +37,12 @@ class _TextState:
     detokenizer: IncrementalDetokenizer
     stop_checker: StopChecker
     has_text: bool = False
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def take(self, token_id: int) -> tuple[str, FinishReason | None]:
         sampling = self.request.sampling
+        if not sampling.max_tokens:  # the scheduler computes a prompt up to its first token, which nobody asked for
+            return "", FinishReason.LENGTH
         # The scheduler appends this token only after the step's outputs are known.
         num_tokens = self.request.num_output_tokens + 1
         end_of_text = token_id in sampling.stop_token_ids
@@ -50,6 +54,13 @@ class _TextState:
             return text, None
         tail, stopped = self.flush()
         return text + tail, FinishReason.STOP if end_of_text or stopped else FinishReason.LENGTH
+
+    def keep_prompt_logprobs(self, start: int, logprobs: list[TokenLogprobs]) -> None:
+        """Those of the tokens after position `start` on; a request that was preempted computes some anew."""
+        self.prompt_logprobs[start:] = logprobs
+
+    def prompt(self) -> PromptTokens:
+        return PromptTokens(self.request.token_ids[: self.request.num_prompt_tokens], list(self.prompt_logprobs))
 
     def flush(self) -> tuple[str, bool]:
         """The text held back until now, and whether a stop string ends it."""
@@ -77,17 +88,23 @@ class OutputProcessor:
         A fault in one row ends that request alone.
         """
         outputs = StepOutputs()
-        for request, token_id in zip(plan.requests, result.token_ids, strict=True):
+        for row, logprobs in result.prompt_logprobs.items():
+            if (state := self._states.get(plan.requests[row].request_id)) is not None:
+                state.keep_prompt_logprobs(plan.starts[row], logprobs)
+        for row, (request, token_id) in enumerate(zip(plan.requests, result.token_ids, strict=True)):
             state = self._states.get(request.request_id)
             if token_id < 0 or state is None:  # the row did not sample, or its request has ended since the launch
                 continue
+            delta = OutputDelta(token_ids=[token_id])
             if request.last_token_time is None:
+                delta.prompt = state.prompt() if request.sampling.return_prompt else None
                 request.first_token_time = now
                 outputs.first_token_s.append(now - request.arrival_time)
             else:
                 outputs.inter_token_s.append(now - request.last_token_time)
             request.last_token_time = now
-            delta = OutputDelta(token_ids=[token_id])
+            if row in result.logprobs:
+                delta.logprobs = [result.logprobs[row]]
             try:
                 delta.text, reason = state.take(token_id)
             except Exception:
@@ -95,6 +112,8 @@ class OutputProcessor:
                 delta.error, reason = InferenceServerError("the output could not be turned into text"), FinishReason.ERROR
             state.has_text = state.has_text or bool(delta.text)
             outputs.deltas[request.request_id] = delta
+            if not request.sampling.max_tokens:
+                delta.token_ids, delta.logprobs = [], []
             if reason is not None:
                 outputs.stops[request.request_id] = reason
         return outputs

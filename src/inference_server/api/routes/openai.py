@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request, Response
 from inference_server.api.context import Context
 from inference_server.api.fairness import fairness_key
 from inference_server.api.formats.openai import ChatFormat, CompletionFormat
+from inference_server.api.formats.token_details import chat_details, completion_details
 from inference_server.api.generation import respond
 from inference_server.api.schemas.chat import ChatCompletionBody, chat_prompt
 from inference_server.api.schemas.completions import DEFAULT_MAX_TOKENS, CompletionBody
@@ -26,9 +27,11 @@ async def completions(body: CompletionBody, request: Request, context: Context) 
         **body.sampling_fields(),
     )
     model, created = context.options.served_model_name, int(context.wall_clock())
-    return await respond(
-        request, context, generation, lambda id_: CompletionFormat(f"cmpl-{id_}", model, created, body.include_usage), body.stream
-    )
+
+    def make(id_: str) -> CompletionFormat:
+        return CompletionFormat(f"cmpl-{id_}", model, created, body.include_usage, completion_details(body, context.tokenizer))
+
+    return await respond(request, context, generation, make, body.stream)
 
 
 @router.post("/chat/completions", response_class=Response)
@@ -43,6 +46,8 @@ async def chat_completions(body: ChatCompletionBody, request: Request, context: 
         **body.sampling_fields(),
     )
     model, created = context.options.served_model_name, int(context.wall_clock())
-    return await respond(
-        request, context, generation, lambda id_: ChatFormat(f"chatcmpl-{id_}", model, created, body.include_usage), body.stream
-    )
+
+    def make(id_: str) -> ChatFormat:
+        return ChatFormat(f"chatcmpl-{id_}", model, created, body.include_usage, chat_details(body, context.tokenizer))
+
+    return await respond(request, context, generation, make, body.stream)

@@ -2,10 +2,10 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from inference_server.api.schemas.base import RequestBody
-from inference_server.api.schemas.sampling import INT32, OpenAIBody
+from inference_server.api.schemas.sampling import INT32, MAX_LOGPROBS, OpenAIBody
 from inference_server.core.errors import UnsupportedParameterError
 from inference_server.core.generation import ChatPrompt
 
@@ -41,7 +41,17 @@ class ChatCompletionBody(OpenAIBody):
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, lt=INT32)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _needs_logprobs(cls, value: int, info: ValidationInfo) -> int:
+        if value and not info.data.get("logprobs"):
+            raise ValueError("logprobs must be true for this")
+        return value
 
     def sampling_fields(self) -> dict[str, Any]:
         fields = super().sampling_fields()
+        fields |= {"logprobs": self.top_logprobs if self.logprobs else None, "return_prompt": self.return_token_ids}
         return fields if self.max_completion_tokens is None else fields | {"max_tokens": self.max_completion_tokens}

@@ -7,9 +7,10 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from inference_server.api.schemas.base import RequestBody
 
 MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20
 MAX_TOKEN_RULES = 1024
 MAX_TOKEN_DIGITS = 9
-MAX_ALLOWED_TOKENS = 2**18
+MAX_ALLOWED_TOKENS = 2**14
 INT32 = 2**31
 INT64 = 2**63
 
@@ -29,7 +30,7 @@ class SamplingBody(RequestBody):
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
     presence_penalty: float = Field(0, ge=-2, le=2)
     frequency_penalty: float = Field(0, ge=-2, le=2)
-    repetition_penalty: float = Field(1, gt=0, le=10)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field({}, max_length=MAX_TOKEN_RULES)
     allowed_token_ids: list[TokenId] = Field([], max_length=MAX_ALLOWED_TOKENS)
     min_tokens: int = Field(0, ge=0, lt=INT32)
@@ -91,6 +92,7 @@ class OpenAIBody(SamplingBody):
 
     model: Label | None = None
     user: str = ""
+    return_token_ids: bool = False
     stream_options: StreamOptions | None = None
 
     @model_validator(mode="after")
