@@ -150,11 +150,13 @@ def test_every_value_reaches_its_option() -> None:
         "device": "cuda:1", "dtype": "float16", "max-batch-size": "7", "max-batched-tokens": "77", "kv-cache-block-size": "32",
         "kv-cache-num-blocks": "99", "kv-cache-memory-fraction": "0.5", "max-active-kv-tokens": "55", "load-format": "dummy",
         "prefill-mode": "chunked", "prefill-chunk-size": "11", "max-model-len": "1234", "max-queue-size": "12",
-        "ple-offload": "true",
         "admission-deadline-s": "3", "request-deadline-s": "4", "default-max-tokens": "13", "check-integrity": "true", "cors-origins": "http://a",
+        "cuda-graph-sizes": "1,4", "ple-offload": "true",
     }  # fmt: skip
     settings = Settings.from_cli([part for name, value in argv.items() for part in (f"--{name}", value)])
-    assert settings.model_options() == ModelOptions("org/model", "v1", Path("/weights"), "hf", "cuda:1", "float16", "dummy", 7, True)
+    assert settings.model_options() == ModelOptions(
+        "org/model", "v1", Path("/weights"), "hf", "cuda:1", "float16", "dummy", 7, 77, 1234, (1, 4), True
+    )
     assert settings.cache_options() == CacheOptions(32, 99, 0.5, 55)
     assert settings.scheduler_options() == SchedulerOptions(7, 77, PrefillMode.CHUNKED, 11)
     assert settings.engine_options() == EngineOptions(1234, 12, 3.0, 4.0, 13, check_integrity=True)

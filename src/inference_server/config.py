@@ -22,10 +22,8 @@ EMBEDDED_MODEL = "embedded"
 # What this version can run, for the settings whose full range is not built yet. Anything else is refused by name, never ignored.
 AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
-        "backend": ("auto", "custom", "hf"),
         "quantization": ("none",),
         "custom_backend_compile": (False,),
-        "cuda_graph_sizes": ((),),
         "telemetry_dir": (None,),
         "timeline_dir": (None,),
         "otlp_endpoint": (None,),
@@ -58,7 +56,8 @@ class Settings(BaseSettings):
         None, description="Where converted weights are kept; unset: inference-server in the user's cache folder"
     )
     backend: Literal["auto", "custom", "custom-cuda", "hf"] = Field(
-        "auto", description="auto, custom (hand-written forward), custom-cuda or hf (any transformers causal LM)"
+        "auto",
+        description="auto, custom (hand-written forward), custom-cuda (on CUDA or not at all) or hf (any transformers causal LM)",
     )
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto (CUDA, then MPS, then CPU), cpu, mps, cuda or cuda:N"
@@ -94,7 +93,9 @@ class Settings(BaseSettings):
     )
     enable_prefix_cache: bool = Field(True, description="Reuse the KV of prompt prefixes that were computed before")
     custom_backend_compile: bool = Field(False, description="torch.compile the custom forward")
-    cuda_graph_sizes: Annotated[tuple[int, ...], NoDecode] = Field((), description="Batch sizes to capture as CUDA graphs, comma separated")
+    cuda_graph_sizes: Annotated[tuple[Annotated[int, Field(ge=0)], ...], NoDecode] = Field(
+        (), description="Batch sizes to capture as CUDA graphs, comma separated; unset: 1 to 32, then every 8, then every 16; 0: none"
+    )
     ple_offload: bool = Field(False, description="On CUDA, keep Gemma 4's per-layer embeddings in pinned host memory (custom backend)")
     check_integrity: bool = Field(False, description="Debugging: recount all KV blocks when idle, and stop the engine if one is amiss")
     log_format: Literal["text", "json"] = Field("text", description="text or json (one object a line)")
@@ -147,6 +148,9 @@ class Settings(BaseSettings):
             dtype=self.dtype,
             load_format=self.load_format,
             max_batch_size=self.max_batch_size,
+            max_batched_tokens=self.max_batched_tokens,
+            max_model_len=self.max_model_len,
+            cuda_graph_sizes=self.cuda_graph_sizes,
             ple_offload=self.ple_offload,
             block_mass=self.enable_prefix_cache and self.eviction_policy == "h2o",
         )

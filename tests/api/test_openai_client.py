@@ -69,8 +69,8 @@ def test_errors_arrive_as_the_clients_own(sync_client: openai.OpenAI) -> None:
         sync_client.chat.completions.create(model="other", messages=MESSAGES)
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as refused:
-        sync_client.chat.completions.create(model=MODEL_NAME, messages=MESSAGES, logprobs=True)
-    assert (refused.value.param, refused.value.code) == ("logprobs", "unsupported_parameter")
+        sync_client.chat.completions.create(model=MODEL_NAME, messages=MESSAGES, extra_body={"use_beam_search": True})
+    assert (refused.value.param, refused.value.code) == ("use_beam_search", "unsupported_parameter")
 
 
 def test_async_clients_side_by_side(server: TestServer) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from paged_driver import options
 
 from inference_server.backends.factory import create_backend
@@ -29,6 +30,15 @@ def folder_of(tmp_path: Path, architecture: str) -> Path:
 )
 def test_the_setting_and_the_architecture_choose(tmp_path: Path, backend: str, architecture: str, expected: type) -> None:
     assert isinstance(create_backend(replace(options(), backend=backend), folder_of(tmp_path, architecture)), expected)
+
+
+def test_custom_cuda_is_the_hand_written_forward_or_nothing(tmp_path: Path) -> None:
+    chosen = replace(options(device="auto"), backend="custom-cuda")
+    backend = create_backend(chosen, folder_of(tmp_path, "Gemma3ForCausalLM"))
+    assert isinstance(backend, PagedBackend)
+    if not torch.cuda.is_available():
+        with pytest.raises(ModelLoadError, match="'cuda' is not available"):
+            backend.load()
 
 
 @pytest.mark.parametrize("backend", ["custom-cuda", "vllm"])

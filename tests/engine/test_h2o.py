@@ -20,7 +20,7 @@ from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.engine.engine import Engine
 from inference_server.kv_cache.factory import create_cache
-from inference_server.sampling.sampler import Sampler
+from inference_server.sampling.token_sampler import TokenSampler
 from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
 
 HEADS, FULL_LAYERS, BLOCK = 2, 2, 4
@@ -59,7 +59,7 @@ class RecordingBackend(PagedBackend):
 
 def engine_on(folder: Path, policy: str, num_blocks: int) -> tuple[Engine, RecordingBackend, RecordList]:
     options = ModelOptions("tiny", None, folder, device="cpu", dtype="float32", max_batch_size=4, block_mass=policy == "h2o")
-    backend, sink = RecordingBackend(options, folder, open_checkpoint, Sampler()), RecordList()
+    backend, sink = RecordingBackend(options, folder, open_checkpoint, TokenSampler(64)), RecordList()
     spec = backend.load()
     layout = KVLayout.from_num_blocks(spec.groups, BLOCK, num_blocks)
     backend.allocate(layout)
@@ -79,8 +79,8 @@ def request_of(name: str, prompt: list[int], max_tokens: int) -> ScheduledReques
 
 def test_each_decode_step_adds_one_for_every_head_and_full_layer(folder: Path) -> None:
     engine, backend, _ = engine_on(folder, "h2o", num_blocks=40)
-    backend._batch.block_mass.values.zero_()  # what the warm-up left in the null block
-    backend._batch.block_mass._num_steps = 0
+    backend._block_mass.values.zero_()  # what the warm-up left in the null block
+    backend._block_mass._num_steps = 0
     engine.add(request_of("r", list(range(1, 11)), 40))
     run_dry(engine)
     masses = [mass for mass in backend.masses if mass is not None]
@@ -95,7 +95,7 @@ def test_no_mass_is_kept_for_another_policy(folder: Path) -> None:
     engine, backend, _ = engine_on(folder, "lru", num_blocks=40)
     engine.add(request_of("r", list(range(1, 11)), 40))
     run_dry(engine)
-    assert backend._batch.block_mass is None and set(backend.masses) == {None}
+    assert backend._block_mass is None and set(backend.masses) == {None}
 
 
 def test_the_tokens_are_the_same_under_every_policy_while_blocks_are_evicted(folder: Path) -> None:

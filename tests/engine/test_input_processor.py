@@ -58,9 +58,9 @@ def test_a_prompt_without_room_for_one_token_is_refused() -> None:
 
 
 def test_sampling_takes_the_models_defaults_only_where_none_is_asked() -> None:
-    defaults = GenerationDefaults(temperature=0.7, top_p=0.9, top_k=64, min_p=0.1)
+    defaults = GenerationDefaults(temperature=0.7, top_p=0.9, top_k=64, min_p=0.1, repetition_penalty=1.05)
     own = processor(defaults).process(GenerationRequest("a", 0.0, temperature=0.0, top_k=0)).sampling
-    assert (own.temperature, own.top_p, own.top_k, own.min_p) == (0.0, 0.9, 0, 0.1)
+    assert (own.temperature, own.top_p, own.top_k, own.min_p, own.repetition_penalty) == (0.0, 0.9, 0, 0.1, 1.05)
 
 
 def test_only_the_answer_of_a_plain_dialogue_loses_its_leading_space() -> None:
@@ -111,3 +111,9 @@ def test_values_that_cannot_be_run_are_refused(fields: dict[str, object]) -> Non
     with pytest.raises(InvalidRequestError) as refusal:
         processor().process(GenerationRequest("a", 0.0, **fields))  # type: ignore[arg-type]
     assert refusal.value.param in fields
+
+
+def test_stop_ids_are_joined_to_the_models_own_unless_these_are_ignored() -> None:
+    asked = GenerationRequest("hi", 0.0, stop_token_ids=frozenset({65}))
+    assert processor().process(asked).sampling.stop_token_ids == {65, EOS}
+    assert processor().process(replace(asked, ignore_eos=True)).sampling.stop_token_ids == {65}

@@ -68,6 +68,9 @@ def test_sampling_defaults_come_from_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps({"temperature": 0.0, "top_k": 64, "top_p": None, "eos_token_id": 1}))
     assert generation_defaults(tmp_path) == GenerationDefaults(temperature=0.0, top_k=64)
+    path.write_text(json.dumps({"repetition_penalty": 0}))
+    with pytest.raises(ModelLoadError, match="repetition_penalty is 0"):
+        generation_defaults(tmp_path)
     path.write_text("{")
     with pytest.raises(ModelLoadError, match="unreadable"):
         generation_defaults(tmp_path)
@@ -86,6 +89,7 @@ def test_sampling_defaults_come_from_the_checkpoint(tmp_path: Path) -> None:
         ("top_p", 2),
         ("min_p", True),
         ("min_p", []),
+        ("repetition_penalty", 11),
     ],
 )
 def test_sampling_defaults_that_no_request_could_use_are_refused(name: str, value: object, tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from inference_server.core.errors import ModelLoadError
-from inference_server.kernels.cpu_linear import Linear
+from inference_server.kernels.composed import ComposedLinear
+from inference_server.kernels.ops import PLAIN, Epilogue, FusedLinear
+from inference_server.kernels.reference import StockLinear, add_norm, gated
 from inference_server.models.attention import FULL, SLIDING
 from inference_server.models.fields import RopeParameters
 from inference_server.models.gemma4 import Gemma4, Gemma4Config
@@ -83,17 +85,20 @@ class EagerAttention:
 class Unfused(Weights):
     """Every matrix a multiplication of its own; their outputs are joined afterwards."""
 
-    def linear(self, in_features: int, **out_features: int) -> Linear:
-        layers = [Weights.linear(self, in_features, **{name: size}) for name, size in out_features.items()]
-        return layers[0] if len(layers) == 1 else Joined(layers)
+    def linear(self, in_features: int, epilogue: Epilogue = PLAIN, /, **out_features: int) -> FusedLinear:
+        layers = [StockLinear(self.take(f"{name}.weight", size, in_features)) for name, size in out_features.items()]
+        return ComposedLinear(layers[0] if len(layers) == 1 else Joined(layers), epilogue, gated, add_norm)
 
 
 class Joined:
-    def __init__(self, layers: list[Linear]) -> None:
+    def __init__(self, layers: list[StockLinear]) -> None:
         self.layers = layers
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         return torch.cat([layer(x, out_dtype) for layer in self.layers], dim=-1)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
 @pytest.mark.parametrize("name", GEMMAS)

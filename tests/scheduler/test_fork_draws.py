@@ -11,19 +11,19 @@ from inference_server.core.options import ModelOptions, SchedulerOptions
 from inference_server.core.request import ScheduledRequest
 from inference_server.kv_cache.cache_manager import CacheManager
 from inference_server.kv_cache.eviction import LRU
-from inference_server.sampling.sampler import Sampler
+from inference_server.sampling.token_sampler import TokenSampler
 
 NUM_CHOICES = 4
 NUM_TOKENS = 10
 
 
 def torch_backend(folder: Path) -> Straight:
-    return StraightTorch(ModelOptions("tiny", None, folder, device="cpu", dtype="float32"), folder, Sampler())
+    return StraightTorch(ModelOptions("tiny", None, folder, device="cpu", dtype="float32"), folder, TokenSampler(64))
 
 
 def paged_backend(folder: Path) -> Straight:
     options = ModelOptions("tiny", None, folder, device="cpu", dtype="float32", max_batch_size=28)
-    return StraightPaged(options, folder, open_checkpoint, Sampler())
+    return StraightPaged(options, folder, open_checkpoint, TokenSampler(64))
 
 
 class DrawDriver(RealDriver):

@@ -18,6 +18,7 @@ from inference_server.checkpoints.safetensors_reader import open_checkpoint
 from inference_server.core.options import ModelOptions, PrefillMode, SchedulerOptions
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.sampling.sampler import Sampler
+from inference_server.sampling.token_sampler import TokenSampler
 
 
 @cache
@@ -57,12 +58,12 @@ class StraightPaged(Straight, PagedBackend): ...
 
 def torch_backend(folder: Path) -> Straight:
     options = ModelOptions("tiny", None, folder, device="cpu", dtype="float32")
-    return StraightTorch(options, folder, Sampler()).follow(folder)
+    return StraightTorch(options, folder, TokenSampler(64)).follow(folder)
 
 
 def paged_backend(folder: Path) -> Straight:
     options = ModelOptions("tiny", None, folder, device="cpu", dtype="float32", max_batch_size=6)
-    return StraightPaged(options, folder, open_checkpoint, Sampler()).follow(folder)
+    return StraightPaged(options, folder, open_checkpoint, TokenSampler(64)).follow(folder)
 
 
 BACKENDS = pytest.mark.parametrize("create", [torch_backend, paged_backend], ids=["torch", "paged"])

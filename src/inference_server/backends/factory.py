@@ -1,5 +1,6 @@
 """From the BACKEND setting to a backend. Each is imported only when it is chosen."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,18 @@ def create_backend(options: ModelOptions, folder: Path) -> InferenceBackend[Any]
         case "auto":
             return _paged(options, folder) if find_family(read_config(folder)) else _transformers(options, folder)
         case "custom-cuda":
-            raise ModelLoadError("BACKEND=custom-cuda is not available yet; use auto, custom or hf")
+            if not options.device.startswith(("auto", "cuda")):
+                raise ModelLoadError(f"BACKEND=custom-cuda runs on CUDA, not on DEVICE {options.device!r}")
+            return _paged(options if options.device != "auto" else replace(options, device="cuda"), folder)
     raise ModelLoadError(f"BACKEND {options.backend!r} is not one of auto, custom, custom-cuda, hf")
 
 
 def _paged(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
     from inference_server.backends.paged_backend import PagedBackend
     from inference_server.checkpoints.safetensors_reader import open_checkpoint
-    from inference_server.sampling.sampler import Sampler
+    from inference_server.sampling.token_sampler import TokenSampler
 
-    return PagedBackend(options, folder, open_checkpoint, Sampler())
+    return PagedBackend(options, folder, open_checkpoint, TokenSampler(options.max_batch_size))
 
 
 def _transformers(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
@@ -41,6 +44,6 @@ def _transformers(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
     if options.block_mass:
         raise ModelLoadError("EVICTION_POLICY=h2o needs attention weights, which transformers does not give; use lru or sink_lru")
     from inference_server.backends.torch_backend import TorchBackend
-    from inference_server.sampling.sampler import Sampler
+    from inference_server.sampling.token_sampler import TokenSampler
 
-    return TorchBackend(options, folder, Sampler())
+    return TorchBackend(options, folder, TokenSampler(options.max_batch_size))

@@ -30,7 +30,8 @@ class GenerationRequest:
     arrival_time: when the server first saw the request, in seconds of the monotonic clock; deadlines and TTFT count from it.
     client_id: the client's own id, only ever echoed. fairness_key: whose share of the service this request uses.
     n: choices wanted, each a generation of its own; choice i draws with seed + i.
-    max_tokens: more than the room in the context is clamped; None takes default_max_tokens, and that takes the engine's.
+    max_tokens: 0 only with return_prompt; more than the room in the context is clamped; None takes default_max_tokens, and that takes
+    the engine's.
     """
 
     prompt: str | Sequence[int] | ChatPrompt
@@ -43,8 +44,20 @@ class GenerationRequest:
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: frozenset[int] | None = None
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    include_stop: bool = False
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_prompt: bool = False
     client_id: str = ""
     session_id: str = ""
     fairness_key: str = ""

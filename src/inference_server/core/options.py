@@ -25,7 +25,9 @@ class PolicyName(StrEnum):
 class ModelOptions:
     """Which model, and how the backend runs it. device and dtype may be "auto".
 
-    ple_offload: embeddings for every layer stay in the host's memory. block_mass: measure attention by block.
+    max_batch_size, max_batched_tokens: rows and tokens of the largest step. max_model_len: None for the model's own.
+    cuda_graph_sizes: rows of the steps to capture; empty for the usual ones, (0,) for none. ple_offload: embeddings for every
+    layer stay in the host's memory. block_mass: measure attention by block.
     """
 
     model_name: str
@@ -36,6 +38,9 @@ class ModelOptions:
     dtype: str = "auto"
     load_format: str = "auto"
     max_batch_size: int = 64
+    max_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    cuda_graph_sizes: tuple[int, ...] = ()
     ple_offload: bool = False
     block_mass: bool = False
 

@@ -126,7 +126,7 @@ def _due(request: ScheduledRequest) -> float:
 def _usage(request: ScheduledRequest, now: float) -> Usage:
     return Usage(
         prompt_tokens=request.num_prompt_tokens,
-        completion_tokens=request.num_output_tokens,
+        completion_tokens=min(request.num_output_tokens, request.sampling.max_tokens),
         cached_tokens=request.num_cached_tokens,
         ttft_s=None if request.first_token_time is None else request.first_token_time - request.arrival_time,
         total_s=now - request.arrival_time,

@@ -1,8 +1,8 @@
 """Hop 5: the sampled tokens of a step to text deltas and stop decisions, in one loop over the rows.
 
 Order: detokenise, then thoughts and tool calls of a chat, then stop strings on the visible text. The end-of-text token is returned
-but has no text; the text of a stop string is cut. It decides, the scheduler acts: nothing here frees a block or appends a token to
-a request.
+but has no text; the text of a stop string is cut, unless the request includes it. It decides, the scheduler acts: nothing here frees a
+block or appends a token to a request.
 """
 
 import logging
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inference_server.core.errors import InferenceServerError
-from inference_server.core.outputs import OutputDelta, ToolCallDelta, merge_calls
+from inference_server.core.logprobs import TokenLogprobs
+from inference_server.core.outputs import OutputDelta, PromptTokens, ToolCallDelta, merge_calls
 from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import FinishReason, ScheduledRequest
 from inference_server.parsing.answer_parser import AnswerParser, Part
@@ -41,16 +42,21 @@ class _TextState:
     stop_checker: StopChecker
     parser: AnswerParser | None = None
     has_text: bool = False
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def take(self, token_id: int, delta: OutputDelta) -> FinishReason | None:
         """Adds what the token brings to `delta`; returns why it is the last, if it is."""
         sampling = self.request.sampling
+        if not sampling.max_tokens:  # the scheduler computes a prompt up to its first token, which nobody asked for
+            return FinishReason.LENGTH
+        # The scheduler appends this token only after the step's outputs are known.
+        num_tokens = self.request.num_output_tokens + 1
         end_of_text = token_id in sampling.stop_token_ids
-        stopped = not end_of_text and self._show(self.detokenizer.push([token_id]), delta)
+        shown = sampling.include_stop or not end_of_text
+        stopped = shown and self._show(self.detokenizer.push([token_id]), delta, num_tokens > sampling.min_tokens)
         if self.parser is not None:
             self.request.num_reasoning_tokens = self.parser.num_thought_pushes
-        # The scheduler appends this token only after the step's outputs are known.
-        if not (stopped or end_of_text) and self.request.num_output_tokens + 1 < sampling.max_tokens:
+        if not (stopped or end_of_text) and num_tokens < sampling.max_tokens:
             return None
         if not stopped:
             stopped = self.flush(delta) or end_of_text
@@ -58,27 +64,34 @@ class _TextState:
             return FinishReason.LENGTH
         return FinishReason.TOOL_CALLS if self.parser is not None and self.parser.num_calls else FinishReason.STOP
 
+    def keep_prompt_logprobs(self, start: int, logprobs: list[TokenLogprobs]) -> None:
+        """Those of the tokens after position `start` on; a request that was preempted computes some anew."""
+        self.prompt_logprobs[start:] = logprobs
+
+    def prompt(self) -> PromptTokens:
+        return PromptTokens(self.request.token_ids[: self.request.num_prompt_tokens], list(self.prompt_logprobs))
+
     def flush(self, delta: OutputDelta) -> bool:
         """Adds what was held back until now; returns whether a stop string, or the last call allowed, ends it."""
         if self._show(self.detokenizer.flush(), delta):
             return True
-        if self.parser is not None and self._show_parts(self.parser.flush(), delta):
+        if self.parser is not None and self._show_parts(self.parser.flush(), delta, True):
             return True
         delta.text += self.stop_checker.flush()
         return False
 
-    def _show(self, text: str, delta: OutputDelta) -> bool:
+    def _show(self, text: str, delta: OutputDelta, may_stop: bool = True) -> bool:
         if self.parser is not None:
-            return self._show_parts(self.parser.push(text), delta) or self.parser.finished
-        visible, stopped = self.stop_checker.push(text)
+            return self._show_parts(self.parser.push(text), delta, may_stop) or self.parser.finished
+        visible, stopped = self.stop_checker.push(text, may_stop)
         delta.text += visible
         return stopped
 
-    def _show_parts(self, parts: Sequence[Part], delta: OutputDelta) -> bool:
+    def _show_parts(self, parts: Sequence[Part], delta: OutputDelta, may_stop: bool) -> bool:
         """What follows a stop string is dropped, calls too."""
         for part in parts:
             if isinstance(part, str):
-                visible, stopped = self.stop_checker.push(part)
+                visible, stopped = self.stop_checker.push(part, may_stop)
                 delta.text += visible
                 if stopped:
                     return True
@@ -100,15 +113,16 @@ class OutputProcessor:
         self._markers = {tools: _single_tokens(tokenizer, dialect.tokens(tools)) if dialect else frozenset() for tools in (False, True)}
 
     def add(self, request: ScheduledRequest) -> None:
-        mode = request.answer
+        sampling, mode = request.sampling, request.answer
         parser = AnswerParser(self._dialect, mode) if self._dialect and mode else None
         detokenizer = IncrementalDetokenizer(
             self._tokenizer,
-            prompt_ids=request.token_ids[-1:],
+            request.token_ids[-1:],
+            sampling.skip_special_tokens,
             strip_leading_space=request.strip_leading_space,
             keep=self._markers[mode.tools] if mode else (),
         )
-        self._states[request.request_id] = _TextState(request, detokenizer, StopChecker(request.sampling.stop), parser)
+        self._states[request.request_id] = _TextState(request, detokenizer, StopChecker(sampling.stop, sampling.include_stop), parser)
 
     def process(self, plan: StepPlan, result: StepResult, now: float) -> StepOutputs:
         """Deltas and stops of a collected step, and the token times of its requests. Call it before `scheduler.update`.
@@ -116,17 +130,23 @@ class OutputProcessor:
         A fault in one row ends that request alone.
         """
         outputs = StepOutputs()
-        for request, token_id in zip(plan.requests, result.token_ids, strict=True):
+        for row, logprobs in result.prompt_logprobs.items():
+            if (state := self._states.get(plan.requests[row].request_id)) is not None:
+                state.keep_prompt_logprobs(plan.starts[row], logprobs)
+        for row, (request, token_id) in enumerate(zip(plan.requests, result.token_ids, strict=True)):
             state = self._states.get(request.request_id)
             if token_id < 0 or state is None:  # the row did not sample, or its request has ended since the launch
                 continue
+            delta = OutputDelta(token_ids=[token_id])
             if request.last_token_time is None:
+                delta.prompt = state.prompt() if request.sampling.return_prompt else None
                 request.first_token_time = now
                 outputs.first_token_s.append(now - request.arrival_time)
             else:
                 outputs.inter_token_s.append(now - request.last_token_time)
             request.last_token_time = now
-            delta = OutputDelta(token_ids=[token_id])
+            if row in result.logprobs:
+                delta.logprobs = [result.logprobs[row]]
             try:
                 reason = state.take(token_id, delta)
             except Exception:
@@ -134,6 +154,8 @@ class OutputProcessor:
                 delta.error, reason = InferenceServerError("the output could not be turned into text"), FinishReason.ERROR
             state.has_text = state.has_text or bool(delta.text or delta.reasoning or delta.tool_calls)
             outputs.deltas[request.request_id] = delta
+            if not request.sampling.max_tokens:
+                delta.token_ids, delta.logprobs = [], []
             if reason is not None:
                 outputs.stops[request.request_id] = reason
         return outputs

@@ -9,13 +9,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from inference_server.kernels import reference
+from inference_server.kernels.composed import ComposedLinear
 from inference_server.kernels.cpu_attention import MAX_ITEM_HEADS, decode_attention
 from inference_server.kernels.cpu_gated import gated_gelu_tanh, gated_silu
 from inference_server.kernels.cpu_jit import CompiledKernel, can_compile, compile_kernels, num_threads, trace
 from inference_server.kernels.cpu_linear import pack_linear, panel_kernel
 from inference_server.kernels.cpu_norm import add_rms_norm, rms_norm
 from inference_server.kernels.cpu_rotary import norm_rotate_store
-from inference_server.kernels.ops import Activation, Attention, KVSlots, Linear
+from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue, FusedLinear, KVSlots
 from inference_server.kernels.reference import MassAttention, PagedAttention
 from inference_server.kernels.step_rows import StepRows
 
@@ -34,6 +36,11 @@ def compile_cpu_ops() -> "CpuOps | None":
 class CpuOps:
     """An `Ops` (see there and `kernels.reference`)."""
 
+    experts = staticmethod(reference.experts)
+    place_tokens = staticmethod(reference.place_tokens)
+    rotary_angles = staticmethod(reference.rotary_angles)
+    route = staticmethod(reference.route)
+
     def __init__(self, kernels: Mapping[str, CompiledKernel]) -> None:
         self._rms_norm = kernels["rms_norm"]
         self._add_rms_norm = kernels["add_rms_norm"]
@@ -42,8 +49,8 @@ class CpuOps:
         self._gated = {activation: kernels[f"gated_{activation}"] for activation in Activation}
         self._panel_linear = kernels.get("panel_linear")
 
-    def linear(self, weight: Tensor) -> Linear:
-        return pack_linear(weight, self._panel_linear)
+    def linear(self, weight: Tensor, epilogue: Epilogue = PLAIN) -> FusedLinear:
+        return ComposedLinear(pack_linear(weight, self._panel_linear), epilogue, self.gated, self.add_norm)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows, size = x.shape
@@ -51,18 +58,22 @@ class CpuOps:
         self._rms_norm(4 * x.numel(), rows, _floats(x), _floats(weight), _floats(out), size, eps)
         return out
 
-    def add_rms_norm(
-        self, residual: Tensor, x: Tensor, weight: Tensor, next_weight: Tensor | None, eps: float, scale: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
-        rows, size = x.shape
+    def add_norm(self, stream: Tensor | None, update: Tensor, norm: AddNorm) -> tuple[Tensor, Tensor]:
+        if stream is None or norm.post is None:
+            return reference.add_norm(stream, update, norm, self.rms_norm)
+        rows, size = update.shape
         total = torch.empty(rows, size)
-        out = total if next_weight is None else torch.empty(rows, size)
-        following = None if next_weight is None else _floats(next_weight)
-        addresses = _floats(residual), _floats(x), _floats(weight), following, _floats(total), _floats(out)
-        self._add_rms_norm(8 * x.numel(), rows, *addresses, size, eps, scale)
+        out = total if norm.pre is None else torch.empty(rows, size)
+        following = None if norm.pre is None else _floats(norm.pre)
+        addresses = _floats(stream), _floats(update), _floats(norm.post), following, _floats(total), _floats(out)
+        self._add_rms_norm(8 * update.numel(), rows, *addresses, size, norm.eps, norm.scale)
         return total, out
 
-    def norm_rotate_store(self, qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, slots: KVSlots | None) -> Tensor:
+    def norm_rotate_store(
+        self, qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, slots: KVSlots | None, values_are_keys: bool = False
+    ) -> Tensor:
+        if slots is not None and values_are_keys:
+            qkv = reference.keys_as_values(qkv, slots.key.shape[2] * weight.shape[1])
         tokens, num_normed, head_dim = qkv.shape[0], *weight.shape
         num_kv_heads, block_size, block_stride = 0, 1, 0
         key = value = slot_mapping = None
@@ -80,7 +91,7 @@ class CpuOps:
     def bind_attention(
         self, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int, block_mass: Tensor | None = None
     ) -> Attention:
-        attention = CpuAttention(self._decode_attention, block_tables, rows, window, block_size)
+        attention = CpuAttention(self._decode_attention, rows.tables(block_tables, block_size), rows, window, block_size)
         return attention if block_mass is None else MassAttention(attention, block_tables, rows, window, block_size, block_mass)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:

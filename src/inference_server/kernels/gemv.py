@@ -3,55 +3,21 @@
 One row: a program takes a few output features over the whole of K in one go, so that all its weights are in flight before it waits for
 x; on Hopper that is while the kernel before still runs. It can also do the norm and the residual addition that lie before the layer:
 each program repeats them, which costs less than a launch. More rows go through the matrix units, with x as the narrow operand.
-Sums are in float32 and rounded once.
+Sums are in float32 and rounded once. A weight may be int8 with a float32 scale for each output feature: it is widened in registers.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from inference_server.kernels.activations import Activation, activate, reference_activate, softcap
-from inference_server.kernels.fused_norm import AddNorm, reference_add_norm
+from inference_server.kernels.activations import activate, softcap
+from inference_server.kernels.fused_norm import changes_stream
 from inference_server.kernels.launch import LaunchConfig, overlaps_launches
+from inference_server.kernels.ops import AddNorm, Epilogue
 
 MAX_OVERLAPPED_PROGRAMS = 131072  # with twice as many, the signal to the next kernel was seen to halve the speed on an H200
 PREFETCH_LINES = 32  # of a weight row, of 128 bytes, asked for while the kernel before still runs
-
-
-@dataclass(frozen=True, slots=True)
-class Epilogue:
-    """What happens to x @ W.T before it is stored.
-
-    gated: W is [2 N, K], gates first, and y = activation(gate) * up; else y = activation(x @ W.T), times `factor` where one is given.
-    softcap: y = softcap * tanh(y / softcap); 0 for none. out_dtype: that of y, by default of x.
-    """
-
-    activation: Activation = Activation.NONE
-    gated: bool = False
-    softcap: float = 0.0
-    out_dtype: torch.dtype | None = None
-
-
-def reference_linear(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None = None) -> Tensor:
-    y = x.float() @ weight.float().T
-    if epilogue.gated:
-        y, factor = y.chunk(2, dim=-1)
-    y = reference_activate(y, epilogue.activation)
-    if factor is not None:
-        y = y * factor.float()
-    if epilogue.softcap:
-        y = epilogue.softcap * torch.tanh(y / epilogue.softcap)
-    return y.to(epilogue.out_dtype or x.dtype)
-
-
-def reference_norm_linear(
-    x: Tensor, residual: Tensor | None, norm: AddNorm, weight: Tensor, epilogue: Epilogue, factor: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    hidden, normed = reference_add_norm(x, residual, norm)
-    return hidden, reference_linear(normed, weight, epilogue, factor)
 
 
 def padded_rows(rows: int) -> int:
@@ -60,31 +26,32 @@ def padded_rows(rows: int) -> int:
 
 
 def one_row(
-    x: Tensor,
-    residual: Tensor | None,
+    stream: Tensor | None,
+    update: Tensor,
     norm: AddNorm | None,
     weight: Tensor,
     epilogue: Epilogue,
     factor: Tensor | None,
-    config: LaunchConfig | None = None,
+    config: LaunchConfig,
+    scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`reference_norm_linear` for x [1, K], everything contiguous; without a norm, hidden is x."""
-    k = x.shape[1]
+    """`FusedLinear.after` for an update [1, K], everything contiguous; without a norm just the product, and the stream is the update."""
+    k = update.shape[1]
     n = weight.shape[0] // (2 if epilogue.gated else 1)
-    config = config or _default_config(k, epilogue.gated)
-    y = torch.empty(1, n, dtype=epilogue.out_dtype or x.dtype, device=x.device)
-    changes_hidden = norm is not None and norm.changes_hidden(residual)
-    hidden = torch.empty_like(x) if changes_hidden else x
+    y = torch.empty(1, n, dtype=epilogue.out_dtype or update.dtype, device=update.device)
+    changes = norm is not None and changes_stream(stream, update, norm)
+    total = torch.empty_like(update) if changes else update
     programs = triton.cdiv(n, config.rows)
-    overlap = overlaps_launches(x.device) and programs <= MAX_OVERLAPPED_PROGRAMS
+    overlap = overlaps_launches(update.device) and programs <= MAX_OVERLAPPED_PROGRAMS
     _one_row_kernel[(programs,)](
-        x,
-        residual,
+        update,
+        stream,
         norm and norm.post,
         norm and norm.pre,
         weight,
+        scales,
         factor,
-        hidden,
+        total,
         y,
         n,
         norm.scale if norm else 1.0,
@@ -92,39 +59,42 @@ def one_row(
         K=k,
         ROWS=config.rows,
         BLOCK_K=config.block_k,
-        RESIDUAL=residual is not None,
+        RESIDUAL=stream is not None,
         POST=norm is not None and norm.post is not None,
         PRE=norm is not None and norm.pre is not None,
-        HIDDEN=changes_hidden,
+        HIDDEN=changes,
         GATED=epilogue.gated,
-        ACTIVATION=epilogue.activation.value,
+        ACTIVATION=epilogue.activation,
         FACTOR=factor is not None,
         SOFTCAP=epilogue.softcap,
         OVERLAP=overlap,
         num_warps=config.num_warps,
         launch_pdl=overlap,
     )
-    return hidden, y
+    return total, y
 
 
-def few_rows(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None, config: LaunchConfig) -> Tensor:
-    """`reference_linear` for x [M, K], M <= 64; x and weight contiguous.
+def few_rows(
+    x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None, config: LaunchConfig, scales: Tensor | None = None
+) -> Tensor:
+    """`FusedLinear` for x [M, K], M <= 64; x and weight contiguous.
 
-    With `config.splits` > 1, which takes a plain epilogue: the partial sums [splits, M, N] in float32, for `add_norm` to add up.
+    With `config.splits` > 1, which takes an epilogue that is nothing but partial: the sums [splits, M, N] in float32.
     """
     m, k = x.shape
     n = weight.shape[0] // (2 if epilogue.gated else 1)
     if config.splits == 1:
         y = torch.empty(m, n, dtype=epilogue.out_dtype or x.dtype, device=x.device)
-    elif epilogue == Epilogue():
+    elif epilogue == Epilogue(partial=True):
         y = torch.empty(config.splits, m, n, dtype=torch.float32, device=x.device)
     else:
-        raise ValueError("only a plain product can be left in partial sums")
+        raise ValueError(f"{epilogue} cannot be left in partial sums")
     split_k = triton.cdiv(triton.cdiv(k, config.splits), config.block_k) * config.block_k
     overlap = overlaps_launches(x.device)
     _few_rows_kernel[(triton.cdiv(n, config.rows), config.splits)](
         x,
         weight,
+        scales,
         factor,
         y,
         m,
@@ -136,9 +106,10 @@ def few_rows(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | Non
         ROWS=config.rows,
         BLOCK_M=padded_rows(m),
         BLOCK_K=config.block_k,
-        PREFETCH=1 << (max(1, min(PREFETCH_LINES, min(k, split_k) // 64)).bit_length() - 1),
+        LINE=128 // weight.element_size(),
+        PREFETCH=1 << (max(1, min(PREFETCH_LINES, min(k, split_k) * weight.element_size() // 128)).bit_length() - 1),
         GATED=epilogue.gated,
-        ACTIVATION=epilogue.activation.value,
+        ACTIVATION=epilogue.activation,
         FACTOR=factor is not None,
         SOFTCAP=epilogue.softcap,
         OVERLAP=overlap,
@@ -149,14 +120,6 @@ def few_rows(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | Non
     return y
 
 
-def _default_config(k: int, gated: bool) -> LaunchConfig:
-    """For cards and shapes that were not measured: tiles of about 16 kB a program, K in chunks of a power of two."""
-    divisor = k & -k
-    block_k = min(2048, divisor if divisor >= 256 else triton.next_power_of_2(k))
-    rows_of_16_kb = max(1, min(8, 8192 // (triton.cdiv(k, block_k) * block_k * (2 if gated else 1))))
-    return LaunchConfig(rows=1 << (rows_of_16_kb.bit_length() - 1), block_k=block_k, num_warps=4)
-
-
 @triton.jit
 def _one_row_kernel(
     x,
@@ -164,6 +127,7 @@ def _one_row_kernel(
     post,
     pre,
     weight,
+    scales,
     factor,
     hidden,
     y,
@@ -233,15 +197,20 @@ def _one_row_kernel(
     for i in tl.static_range(len(values)):
         products += weights[i].to(tl.float32) * values[i][None, :]
     result = tl.sum(products, 1)
+    if scales is not None:
+        result *= tl.load(scales + features, mask=valid, other=0.0)
     result = activate(result, ACTIVATION)
     if GATED:
         up_products = tl.zeros((ROWS, BLOCK_K), tl.float32)
         for i in tl.static_range(len(values)):
             up_products += up_weights[i].to(tl.float32) * values[i][None, :]
-        result *= tl.sum(up_products, 1)
+        up = tl.sum(up_products, 1)
+        if scales is not None:
+            up *= tl.load(scales + n + features, mask=valid, other=0.0)
+        result *= up
     if FACTOR:
         result *= tl.load(factor + features, mask=valid, other=0.0).to(tl.float32)
-    if SOFTCAP > 0:
+    if SOFTCAP is not None:
         result = softcap(result, SOFTCAP)
     tl.store(y + features, result.to(y.dtype.element_ty), mask=valid)
 
@@ -272,6 +241,7 @@ def _normed(values, norm, eps, K: tl.constexpr, BLOCK_K: tl.constexpr, dtype: tl
 def _few_rows_kernel(
     x,
     weight,
+    scales,
     factor,
     y,
     m,
@@ -283,6 +253,7 @@ def _few_rows_kernel(
     ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    LINE: tl.constexpr,
     PREFETCH: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -298,7 +269,7 @@ def _few_rows_kernel(
     up_at = weight_at + n.to(tl.int64) * K
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-        _prefetch(weight, first_k, features, n, K, PREFETCH, GATED)
+        _prefetch(weight, first_k, features, n, K, LINE, PREFETCH, GATED)
         tl.extra.cuda.gdc_wait()
     tokens = tl.arange(0, BLOCK_M)
     x_at = x + tokens[None, :] * K + chunk[:, None]
@@ -311,25 +282,29 @@ def _few_rows_kernel(
         else:
             rows = tl.load(x_at + k, mask=(tokens < m)[None, :] & (k + chunk < K)[:, None], other=0.0)
             inside = (features < n)[:, None] & (k + chunk < K)[None, :]
-        sums = tl.dot(tl.load(weight_at + k, mask=inside, other=0.0), rows, sums, input_precision="ieee")
+        sums = tl.dot(tl.load(weight_at + k, mask=inside, other=0.0).to(rows.dtype), rows, sums, input_precision="ieee")
         if GATED:
-            up_sums = tl.dot(tl.load(up_at + k, mask=inside, other=0.0), rows, up_sums, input_precision="ieee")
+            up_sums = tl.dot(tl.load(up_at + k, mask=inside, other=0.0).to(rows.dtype), rows, up_sums, input_precision="ieee")
+    if scales is not None:
+        sums *= tl.load(scales + features, mask=features < n, other=0.0)[:, None]
+        if GATED:
+            up_sums *= tl.load(scales + n + features, mask=features < n, other=0.0)[:, None]
     result = activate(sums, ACTIVATION)
     if GATED:
         result *= up_sums
     valid = (features < n)[:, None] & (tokens < m)[None, :]
     if FACTOR:
         result *= tl.load(factor + tokens[None, :] * factor_stride + features[:, None], mask=valid, other=0.0).to(tl.float32)
-    if SOFTCAP > 0:
+    if SOFTCAP is not None:
         result = softcap(result, SOFTCAP)
     row = tl.program_id(1) * m + tokens
     tl.store(y + row[None, :].to(tl.int64) * n + features[:, None], result.to(y.dtype.element_ty), mask=valid)
 
 
 @triton.jit
-def _prefetch(weight, first_k, features, n, K: tl.constexpr, LINES: tl.constexpr, GATED: tl.constexpr):
-    """Asks for the start of each of the program's weight rows to be brought to L2: LINES of 128 bytes, a power of two."""
-    pointers = weight + tl.minimum(features, n - 1).to(tl.int64)[:, None] * K + first_k + tl.arange(0, LINES)[None, :] * 64
+def _prefetch(weight, first_k, features, n, K: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr, GATED: tl.constexpr):
+    """Asks for the start of each of the program's weight rows to be brought to L2: LINES of LINE elements, 128 bytes."""
+    pointers = weight + tl.minimum(features, n - 1).to(tl.int64)[:, None] * K + first_k + tl.arange(0, LINES)[None, :] * LINE
     _prefetch_lines(pointers)
     if GATED:
         _prefetch_lines(pointers + n.to(tl.int64) * K)

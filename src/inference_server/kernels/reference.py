@@ -4,7 +4,7 @@ Attention computes in fp32 whatever the cache stores. It reads only slots that h
 included, never reaches a result; and rows of very different lengths are not padded to the longest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inference_server.kernels.ops import Activation, Attention, KVSlots, Linear
-from inference_server.kernels.step_rows import StepRows
+from inference_server.kernels.composed import ComposedLinear, activate
+from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue, Experts, FusedLinear, KVSlots
+from inference_server.kernels.step_rows import StepRows, TokenPlaces
 
 QUERY_CHUNK = 512  # queries of one row handled at a time: a mask is [QUERY_CHUNK, keys], never [tokens, tokens]
 PACK_KEYS = 2048  # keys of decode rows gathered at a time, padding included: few enough to stay in the cache
@@ -33,9 +34,21 @@ class StockLinear:
         return F.embedding(ids, self.weight)
 
 
-def linear(weight: Tensor) -> Linear:
-    """The layer that multiplies by the transpose of `weight` [N, K]."""
-    return StockLinear(weight)
+@dataclass(frozen=True, slots=True)
+class StockExperts:
+    """gate_up [experts, 2 * size, hidden_size], gate first; down [experts, hidden_size, size]."""
+
+    gate_up: Tensor
+    down: Tensor
+    activation: Activation
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+        return moe_experts(x, self.gate_up, self.down, expert_ids, weights, self.activation)
+
+
+def linear(weight: Tensor, epilogue: Epilogue = PLAIN) -> FusedLinear:
+    """The layer that multiplies by the transpose of `weight`: [N, K], or [2 N, K] for a gated epilogue."""
+    return ComposedLinear(StockLinear(weight), epilogue, gated, add_norm)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -49,34 +62,46 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normed if x.dtype is torch.float32 else normed.to(x.dtype)
 
 
-def add_rms_norm(
-    residual: Tensor, x: Tensor, weight: Tensor, next_weight: Tensor | None, eps: float, scale: float = 1.0
+def add_norm(
+    stream: Tensor | None, update: Tensor, norm: AddNorm, rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
 ) -> tuple[Tensor, Tensor]:
-    """End a sublayer with the output x: its norm joins the residual stream, [tokens, size] all.
+    """End a sublayer with the output `update` and begin the next: see `AddNorm`. stream, update: [tokens, size]; no stream counts as zeros.
 
-    Returns the stream, `(residual + norm(x) * weight) * scale`, and what the next sublayer reads of it: its norm times next_weight,
-    or without one the stream again.
+    Returns the stream with the update, and what the next sublayer reads of it: its norm, or without one the stream again.
     """
-    total = residual + rms_norm(x, weight, eps)
-    if scale != 1.0:
-        total = total * scale
-    return total, total if next_weight is None else rms_norm(total, next_weight, eps)
+    total = update if norm.post is None else rms_norm(update, norm.post, norm.eps)
+    if stream is not None:
+        total = stream + total
+    if norm.scale != 1.0:
+        total = total * norm.scale
+    return total, total if norm.pre is None else rms_norm(total, norm.pre, norm.eps)
 
 
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:
-    """activation(gate) * up, of gate and up side by side [tokens, 2 * size]; gelu by its tanh approximation (arXiv:1606.08415)."""
+    """activation(gate) * up, of gate and up side by side [tokens, 2 * size] (arXiv:2002.05202)."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return (F.silu(gate) if activation is Activation.SILU else F.gelu(gate, approximate="tanh")) * up
+    return activate(gate, activation) * up
 
 
-def norm_rotate_store(qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, slots: KVSlots | None) -> Tensor:
+def rotary_angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """positions int64 [tokens], frequencies fp32 [half] to cos, sin [tokens, half] of their products, computed in fp32."""
+    angles = positions.float().unsqueeze(1) * frequencies
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def norm_rotate_store(
+    qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, slots: KVSlots | None, values_are_keys: bool = False
+) -> Tensor:
     """From the qkv projection to what attention needs: queries returned [tokens, num_heads, head_dim], keys and values stored.
 
-    qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values; without `slots` queries only.
+    qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values; without `slots` queries only. values_are_keys: the
+    values are left out, the keys before norm and rotation are the values too.
     weight: fp32 [heads, head_dim], the norm of so many heads: of queries and keys, or of all. Queries and keys are rotated by `rope`.
     """
-    heads = qkv.unflatten(1, (-1, weight.shape[1]))
     num_kv_heads = slots.key.shape[2] if slots else 0
+    if values_are_keys:
+        qkv = keys_as_values(qkv, num_kv_heads * weight.shape[1])
+    heads = qkv.unflatten(1, (-1, weight.shape[1]))
     num_heads = heads.shape[1] - 2 * num_kv_heads
     normed, rest = heads.split((len(weight), heads.shape[1] - len(weight)), dim=1)
     normed = rms_norm(normed, weight, eps)
@@ -87,6 +112,11 @@ def norm_rotate_store(qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin:
     return q
 
 
+def keys_as_values(qk: Tensor, size: int) -> Tensor:
+    """qk [tokens, ...], the last `size` of them keys, with the keys once more."""
+    return torch.cat((qk, qk[:, -size:]), dim=1)
+
+
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pairs (j, j + head_dim / 2) of x [tokens, heads, head_dim] by the angles of cos, sin [tokens, head_dim / 2]."""
     first, second = x.chunk(2, dim=-1)
@@ -94,13 +124,20 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def route(scores: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
+def route(scores: Tensor, top_k: int, normalize: bool, expert_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The top_k experts of each token and their weights, both [tokens, top_k], for the router's fp32 scores [tokens, experts].
 
-    The weights are probabilities among all experts; normalize makes them sum to 1.
+    The weights are probabilities among all experts; normalize makes them sum to 1. expert_scale: fp32 [experts], multiplies them then.
     """
     weights, expert_ids = scores.softmax(-1).topk(top_k, dim=-1)
-    return expert_ids, weights / weights.sum(-1, keepdim=True) if normalize else weights
+    if normalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return expert_ids, weights if expert_scale is None else weights * expert_scale[expert_ids]
+
+
+def experts(gate_up: Tensor, down: Tensor, activation: Activation) -> Experts:
+    """The layer that computes `moe_experts` of these weights."""
+    return StockExperts(gate_up, down, activation)
 
 
 def moe_experts(x: Tensor, gate_up: Tensor, down: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation) -> Tensor:
@@ -159,8 +196,28 @@ def bind_attention(
     block_mass: fp32 [num_blocks], to which each call adds what the rows of one token attend to: for every block the softmax
     probabilities of its keys, summed over keys, rows and heads. None, the usual case, costs nothing.
     """
-    attention = PagedAttention(block_tables, rows.starts, rows.lengths, window, block_size)
+    attention = PagedAttention(rows.tables(block_tables, block_size), rows.starts, rows.lengths, window, block_size)
     return attention if block_mass is None else MassAttention(attention, block_tables, rows, window, block_size, block_mass)
+
+
+def place_tokens(rows: StepRows, known_ids: Tensor, newest_ids: Tensor, block_tables: Tensor, block_size: int, out: TokenPlaces) -> None:
+    """Work out the step's tokens from its rows, into `out`; zeros for tokens behind the last row.
+
+    known_ids: int32 [tokens], -1 where the id is the newest one of the row's slot. newest_ids: int64 [slots].
+    block_tables: int32 [groups, slots, max_blocks]. rows.slots says which slot is whose.
+    """
+    assert rows.slots is not None
+    starts = rows.cu_seqlens_q.long()
+    row = torch.repeat_interleave(starts.diff())  # [tokens of rows]
+    count, slot = len(row), rows.slots[row].long()
+    positions = torch.arange(count, device=row.device) + (rows.seq_lens - starts[1:])[row]
+    known = known_ids[:count]
+    blocks = block_tables[:, slot, positions // block_size]
+    for tensor in out:
+        tensor.zero_()
+    out.input_ids[:count] = torch.where(known < 0, newest_ids[slot], known)
+    out.positions[:count] = positions
+    out.slot_mapping[:, :count] = blocks * block_size + positions % block_size
 
 
 class _Read(NamedTuple):
@@ -237,7 +294,8 @@ class MassAttention:
     ) -> None:
         self._attention, self._block_mass = attention, block_mass
         single = rows.num_single
-        self._reads = PagedAttention(block_tables[:single], rows.starts[: single + 1], rows.lengths[:single], window, block_size).decodes
+        tables = rows.tables(block_tables, block_size)[:single]
+        self._reads = PagedAttention(tables, rows.starts[: single + 1], rows.lengths[:single], window, block_size).decodes
 
     def __call__(self, q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         for read in self._reads:

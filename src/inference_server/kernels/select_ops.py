@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 def select_ops(device: torch.device, dtype: torch.dtype) -> Ops:
     """dtype: of the weights and the KV cache."""
     if device.type == "cuda" and find_spec("triton"):
-        from inference_server.kernels import triton_ops
+        from inference_server.kernels.triton_ops import TritonOps
 
-        return triton_ops
+        return TritonOps(dtype)
     compiled = compile_cpu_ops() if device.type == "cpu" and dtype == torch.bfloat16 else None
     return compiled or reference
 

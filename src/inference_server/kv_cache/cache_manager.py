@@ -71,8 +71,11 @@ class CacheManager:
         return low
 
     def match_prefix(self, request: ScheduledRequest) -> None:
-        """Let a request that holds nothing start behind the longest prefix of its tokens that is cached."""
-        if self._prefix is None:
+        """Let a request that holds nothing start behind the longest prefix of its tokens that is cached.
+
+        One that wants the log-probabilities of its prompt starts at the beginning: they come from computing it.
+        """
+        if self._prefix is None or request.sampling.prompt_logprobs is not None:
             return
         request.block_tables[:] = map(BlockTable, self._prefix.acquire(request))
         num_tokens = len(request.block_tables[0].block_ids) * self.block_size

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from inference_server.core.errors import ModelLoadError
 from inference_server.kernels import reference
-from inference_server.kernels.ops import Linear, Ops
+from inference_server.kernels.ops import PLAIN, Epilogue, FusedLinear, Ops
 
 _TEXT_PREFIXES = ("model.language_model", "language_model.model", "model")
 _OTHER_MODALITIES = ("vision_tower", "audio_tower", "multi_modal_projector", "embed_vision", "embed_audio", "vision_embedder")
@@ -113,12 +113,12 @@ class Weights:
         self.read(name, out)
         return out.item()
 
-    def linear(self, in_features: int, **out_features: int) -> Linear:
+    def linear(self, in_features: int, epilogue: Epilogue = PLAIN, /, **out_features: int) -> FusedLinear:
         """The matrices `name.weight` [out_features, in_features] as one layer, their outputs side by side in the order given."""
         weight = torch.empty(sum(out_features.values()), in_features, dtype=self.dtype, device=self.device)
         for name, rows in zip(out_features, weight.split(list(out_features.values())), strict=True):
             self.read(f"{name}.weight", rows)
-        return self.ops.linear(weight)
+        return self.ops.linear(weight, epilogue)
 
     def table(self, name: str, rows: int, width: int) -> Lookup:
         """The matrix of this name, of which only rows are ever read."""

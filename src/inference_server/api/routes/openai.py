@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request, Response
 from inference_server.api.context import Context
 from inference_server.api.fairness import fairness_key
 from inference_server.api.formats.openai import ChatFormat, CompletionFormat
+from inference_server.api.formats.token_details import chat_details, completion_details
 from inference_server.api.generation import respond
 from inference_server.api.schemas.chat import ChatCompletionBody
 from inference_server.api.schemas.completions import DEFAULT_MAX_TOKENS, CompletionBody
@@ -30,8 +31,8 @@ async def completions(body: CompletionBody, request: Request, context: Context) 
     ]
     model, created = context.options.served_model_name, int(context.wall_clock())
 
-    def make(request_id: str) -> CompletionFormat:
-        return CompletionFormat(f"cmpl-{request_id}", model, created, body.include_usage, body.n, len(generations))
+    def make(id_: str) -> CompletionFormat:
+        return CompletionFormat(f"cmpl-{id_}", model, created, body.include_usage, body.n, completion_details(body, context.tokenizer))
 
     return await respond(request, context, generations, make, body.stream)
 
@@ -49,7 +50,7 @@ async def chat_completions(body: ChatCompletionBody, request: Request, context: 
     )
     model, created = context.options.served_model_name, int(context.wall_clock())
 
-    def make(request_id: str) -> ChatFormat:
-        return ChatFormat(f"chatcmpl-{request_id}", model, created, body.include_usage, body.n)
+    def make(id_: str) -> ChatFormat:
+        return ChatFormat(f"chatcmpl-{id_}", model, created, body.include_usage, body.n, chat_details(body, context.tokenizer))
 
     return await respond(request, context, [generation], make, body.stream)

@@ -1,20 +1,27 @@
 """Body of `/v1/completions`: one prompt or several, as raw text or as token ids."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from inference_server.api.schemas.sampling import INT32, OpenAIBody
+from inference_server.api.schemas.sampling import INT32, MAX_LOGPROBS, OpenAIBody, TokenId
 
 NonEmpty = Field(min_length=1)
 Text = Annotated[str, NonEmpty]
-TokenId = Annotated[int, Field(ge=0, lt=INT32)]
 TokenIds = Annotated[list[TokenId], NonEmpty]
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this route alone
 
 
 class CompletionBody(OpenAIBody):
+    """logprobs: how many of the likeliest tokens to name beside each; with echo also for the prompt's.
+
+    max_tokens 0: only what is said of the prompt.
+    """
+
     prompt: Text | TokenIds | Annotated[list[Text], NonEmpty] | Annotated[list[TokenIds], NonEmpty]
+    echo: bool = False
+    max_tokens: int | None = Field(None, ge=0, lt=INT32)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -22,3 +29,8 @@ class CompletionBody(OpenAIBody):
         if isinstance(prompt, str):
             return [prompt]
         return prompt if isinstance(prompt[0], str | list) else [prompt]
+
+    def sampling_fields(self) -> dict[str, Any]:
+        prompt_logprobs = self.logprobs if self.echo else None
+        told = {"logprobs": self.logprobs, "prompt_logprobs": prompt_logprobs, "return_prompt": self.echo or self.return_token_ids}
+        return super().sampling_fields() | told

@@ -1,0 +1,50 @@
+"""`TokenSampler`: what a backend calls once a step: from the model's logits to one token for each sampling row.
+
+Masks, biases and penalties first, then the draw, then the log-probabilities of what was drawn. On CUDA all of it is enqueued and nothing
+waits; elsewhere the steps do not overlap, and the host, which knows every token, does what is cheapest there.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from inference_server.sampling.adjustment import adjust_logits
+from inference_server.sampling.logprobs import rows_to_score, score
+from inference_server.sampling.sampler import Sampler
+from inference_server.sampling.token_rows import Sampled, SamplingRows
+
+if TYPE_CHECKING:
+    from inference_server.sampling.device_token_sampler import DeviceTokenSampler
+
+
+class TokenSampler:
+    """max_rows: both the rows of a step and the slots."""
+
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._sampler = Sampler()
+        self._on_device: DeviceTokenSampler | None = None
+
+    def __call__(self, logits: Tensor, rows: SamplingRows, bitmasks: Sequence[Tensor | None] | None = None) -> Sampled:
+        """logits: float32 [R, V], which may be overwritten. bitmasks: what a grammar allows each row, as `adjust_logits` takes it."""
+        scored = rows_to_score(rows.requests)
+        raw = logits[scored] if scored else logits
+        token_ids = self._draw(logits, rows, bitmasks)
+        if not scored:
+            return Sampled(token_ids)
+        return Sampled(token_ids, score(raw, token_ids[scored], [rows.requests[row].sampling.logprobs or 0 for row in scored]))
+
+    def _draw(self, logits: Tensor, rows: SamplingRows, bitmasks: Sequence[Tensor | None] | None) -> Tensor:
+        if logits.is_cuda:
+            return self._device_sampler(logits)(logits, rows, bitmasks)
+        adjusted = adjust_logits(logits, rows.requests, rows.positions, bitmasks)
+        return self._sampler(adjusted, [request.sampling for request in rows.requests], rows.positions)
+
+    def _device_sampler(self, logits: Tensor) -> "DeviceTokenSampler":
+        """Made at the first step, which is the warm-up; with it come Triton and its compiler."""
+        if self._on_device is None:
+            from inference_server.sampling.device_token_sampler import DeviceTokenSampler
+
+            self._on_device = DeviceTokenSampler(self._max_rows, logits.shape[1], logits.device)
+        return self._on_device
