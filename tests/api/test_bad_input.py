@@ -64,7 +64,14 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str | None]] = [
     (TEXT, {"prompt": ""}, "prompt"),
     (TEXT, {"prompt": []}, "prompt"),
     (TEXT, {"prompt": 7}, "prompt"),
-    (TEXT, {"prompt": ["a", "b"]}, "prompt"),
+    (TEXT, {"prompt": ["a", ""]}, "prompt"),
+    (TEXT, {"prompt": ["a", 1]}, "prompt"),
+    (TEXT, {"prompt": [[1], []]}, "prompt"),
+    (TEXT, {"prompt": ["a"] * 257}, "prompt"),
+    (TEXT, {"prompt": ["a", "x" * MAX_MODEL_LEN]}, "prompt"),
+    (TEXT, {"prompt": "a", "n": 0}, "n"),
+    (CHAT, {"messages": USER, "n": 129}, "n"),
+    (CHAT, {"messages": USER, "n": True}, "n"),
     (TEXT, {"prompt": [1, "a"]}, "prompt"),
     (TEXT, {"prompt": [-1]}, "prompt"),
     (TEXT, {"prompt": [10**6]}, "prompt"),
@@ -84,8 +91,7 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str | None]] = [
 ]
 
 UNSUPPORTED: list[tuple[str, str, Any]] = [
-    (CHAT, "n", 2),
-    (CHAT, "n", True),
+    (NATIVE, "n", 2),
     (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}]),
     (CHAT, "response_format", {"type": "json_object"}),
     (CHAT, "reasoning_effort", "high"),

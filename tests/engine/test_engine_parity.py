@@ -66,6 +66,12 @@ def requests_of(random: Random, number: int) -> list[ScheduledRequest]:
     ]
 
 
+def twins(request: ScheduledRequest, number: int) -> list[ScheduledRequest]:
+    """Others with the same prompt."""
+    tokens, sampling, arrival = request.token_ids, request.sampling, request.arrival_time
+    return [ScheduledRequest(f"{request.request_id}.{n}", list(tokens), sampling, arrival) for n in range(number)]
+
+
 def expected_text(backend: FakeBackend, prompt: list[int], max_tokens: int) -> tuple[str, FinishReason]:
     text = TOKENIZER.decode(backend.expected_tokens(prompt, max_tokens))
     cuts = [index for stop in ("q~", "zz") if (index := text.find(stop)) >= 0]
@@ -96,18 +102,20 @@ def test_aborts_and_lost_steps_never_touch_other_requests(seed: int, overlap: bo
     random, sink = Random(seed), RecordList()
     backend = FlakyBackend(random, 0.02, supports_overlap=overlap)
     engine, scheduler = engine_on(backend, PrefillMode.MIXED, num_blocks=20, sink=sink)
-    requests = requests_of(random, 40)
+    backlog = [[request, *twins(request, random.choice([0, 0, 2]))] for request in requests_of(random, 25)]
+    requests = [request for group in backlog for request in group]
     prompts = {r.request_id: list(r.token_ids) for r in requests}
-    backlog, seen = list(requests), {r.request_id: [] for r in requests}
+    seen = {r.request_id: [] for r in requests}
+    known: list[ScheduledRequest] = []
     while backlog or engine.has_work:
         for _ in range(random.randrange(3)):
             if backlog:
-                engine.add(backlog.pop())
+                known += backlog[-1]
+                engine.add(*backlog.pop())
         if random.random() < 0.12:
             engine.abort(random.choice(requests).request_id)
         for request_id, delta in engine.step().items():
             seen[request_id].append(delta)
-        known = [r for r in requests if r not in backlog]
         scheduler.check_integrity([r for r in known if not r.finished])
     for request in requests:
         deltas = seen[request.request_id]

@@ -21,8 +21,10 @@ def make_controller(num_blocks: int = 10, **options: float | None) -> AdmissionC
 
 def open_pass(controller: AdmissionController, *prefilling: ScheduledRequest) -> AdmissionPass:
     """A pass over a batch of the given rows, or of one that needs nothing more."""
-    batch = ActiveBatch(8, FCFSPolicy().rank)
+    policy = FCFSPolicy()
+    batch = ActiveBatch(8, policy.rank)
     for request in prefilling or [make_request(0, "content")]:
+        policy.push(request)
         batch.add(request)
     return controller.open(batch, chunk_tokens=4)
 

@@ -66,10 +66,11 @@ class ScheduleMachine(RuleBasedStateMachine):
         stop_after=st.integers(1, 20),
         priority=st.integers(0, 1),
         key=st.sampled_from("ABC"),
+        n=st.sampled_from([1, 1, 2, 4]),
     )
-    def add(self, prompt: list[int], max_tokens: int, stop_after: int, priority: int, key: str) -> None:
+    def add(self, prompt: list[int], max_tokens: int, stop_after: int, priority: int, key: str, n: int) -> None:
         with contextlib.suppress(PromptTooLongError):
-            self.driver.add(prompt, max_tokens, stop_after=stop_after, priority=priority, key=key)
+            self.driver.add_group(prompt, [max_tokens] * n, stop_after=stop_after, priority=priority, key=key)
 
     @precondition(lambda self: self.driver.unfinished)
     @rule(data=st.data())

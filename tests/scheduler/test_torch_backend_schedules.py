@@ -50,16 +50,16 @@ class TorchDriver(Driver):
         self.scheduler.check_integrity(self.unfinished.values())
         layout = self.pool.layout
         slabs = [layout.blocks_per_slab(group) for group in range(len(layout.groups))]
-        used = {(g, b) for g in range(len(slabs)) for b in range(layout.num_blocks(g)) if self.pool.ref_count(g, b)}
+        every = ((g, b) for g in range(len(slabs)) for b in range(layout.num_blocks(g)))
+        live = {(g, b) for g, b in every if self.pool.ref_count(g, b) or self.pool.is_kept(g, b)}
         for group, per_slab in enumerate(slabs):
-            kept = {0} | {block // slabs[other] for other, block in used if other != group}
+            others = {0} | {block // slabs[other] for other, block in live if other != group}
             blocks = range(layout.num_blocks(group))
-            self.backend.poison(group, (b for b in blocks if b // per_slab not in kept and (group, b) not in used))
+            self.backend.poison(group, (b for b in blocks if b // per_slab not in others and (group, b) not in live))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("gemma3")
+def save_tiny_model(path: Path) -> Path:
+    """Two window layers and a full one, in a folder that exists."""
     torch.manual_seed(2)
     config = Gemma3TextConfig(
         vocab_size=64,
@@ -76,6 +76,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     Gemma3ForCausalLM(config).save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("gemma3"))
 
 
 @pytest.mark.parametrize("mode", list(PrefillMode))

@@ -18,17 +18,19 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One generation to run. A sampling field of None takes the model's default.
+    """What to generate for one prompt. A sampling field of None takes the model's default.
 
     prompt: raw text (BOS is added), token ids (taken as they are), or a chat.
     arrival_time: when the server first saw the request, in seconds of the monotonic clock; deadlines and TTFT count from it.
     client_id: the client's own id, only ever echoed. fairness_key: whose share of the service this request uses.
+    n: choices wanted, each a generation of its own; choice i draws with seed + i.
     max_tokens: 0 only with return_prompt; more than the room in the context is clamped; None takes default_max_tokens, and that takes
     the engine's.
     """
 
     prompt: str | Sequence[int] | ChatPrompt
     arrival_time: float
+    n: int = 1
     max_tokens: int | None = None
     default_max_tokens: int | None = None
     temperature: float | None = None

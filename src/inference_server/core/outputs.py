@@ -1,6 +1,6 @@
-"""What a client's stream carries: deltas, the last of which is terminal.
+"""What a client's stream carries: deltas, the last of which of each choice is terminal.
 
-Every accepted request gets exactly one terminal delta: one with a `finish_reason`, or one with an `error`.
+Every choice of an accepted request gets exactly one terminal delta: one with a `finish_reason`, or one with an `error`.
 """
 
 from dataclasses import dataclass, field
@@ -34,6 +34,7 @@ class OutputDelta:
     """Text and tokens since the delta before. `text` may be empty while a stop string or a character is held back.
 
     logprobs: one for each of token_ids if the request wants them, else none. prompt: with the first delta, if the request wants it.
+    index: of the choice in its stream, which sets it.
     """
 
     text: str = ""
@@ -43,6 +44,7 @@ class OutputDelta:
     finish_reason: FinishReason | None = None
     error: InferenceServerError | None = None
     usage: Usage | None = None
+    index: int = 0
 
     @property
     def terminal(self) -> bool:

@@ -5,6 +5,7 @@ Pure and safe to run in a worker thread. Ranges of sampling values are the API's
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 from uuid import uuid4
 
@@ -50,6 +51,21 @@ class InputProcessor:
             priority=request.priority,
             strip_leading_space=isinstance(request.prompt, ChatPrompt) and self._model.template.strip_leading_space,
         )
+
+    def choices(self, request: GenerationRequest) -> list[ScheduledRequest]:
+        """As `process`, a request for each choice; the first is to be the parent of the others."""
+        first = self.process(request)
+        seeds = [(first.sampling.seed + index) % (1 << _SEED_BITS) for index in range(request.n)]
+        return [first] + [
+            replace(
+                first,
+                request_id=uuid4().hex,
+                token_ids=list(first.token_ids),
+                sampling=replace(first.sampling, seed=seed),
+                block_tables=[],
+            )
+            for seed in seeds[1:]
+        ]
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt, at least one. Raises InvalidRequestError."""

@@ -43,8 +43,11 @@ class OpenRequests:
         """No deadline is due before this time; inf without any."""
         return self._next_deadline
 
-    def add(self, request: ScheduledRequest, now: float) -> None:
-        """Queue a request. One that the scheduler refuses, or that would wait beyond its admission deadline, ends at once."""
+    def add(self, request: ScheduledRequest, now: float, parent: ScheduledRequest | None = None) -> None:
+        """Queue a request, behind its parent if it has one.
+
+        One that the scheduler refuses, or that would wait beyond its admission deadline, ends at once.
+        """
         request.admission_deadline = min(request.admission_deadline, request.arrival_time + self._admission_limit_s)
         request.deadline = min(request.deadline, request.arrival_time + self._request_limit_s)
         self._requests[request.request_id] = request
@@ -54,7 +57,7 @@ class OpenRequests:
         try:
             if now + wait_s > request.admission_deadline:
                 raise OverloadedError(f"the request would wait for about {wait_s:.0f} s; try again later", retry_after_s=wait_s)
-            self._scheduler.add(request)
+            self._scheduler.add(request, parent)
         except InferenceServerError as error:
             self.end(request.request_id, FinishReason.ERROR, now, error)
 

@@ -8,6 +8,7 @@ choice, and what is worth keeping that of the prefix cache, which gives up block
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from inference_server.core.plan import BlockCopy
 from inference_server.core.records import CacheStats
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.kv_cache.block_pool import BlockPool
@@ -21,6 +22,7 @@ class CacheManager:
         """prefix: over the same pool; None caches nothing."""
         self._pool = pool
         self._prefix = prefix
+        self._tails: dict[str, list[int]] = {}  # blocks that a fork has yet to copy, one a group
         self._hit_tokens = self._miss_tokens = 0
         self._layout = pool.layout
         self._windows = [group.window for group in pool.layout.groups]
@@ -71,6 +73,30 @@ class CacheManager:
         request.block_tables[:] = map(BlockTable, self._prefix.acquire(request))
         num_tokens = len(request.block_tables[0].block_ids) * self.block_size
         request.num_computed_tokens = request.num_collected_tokens = num_tokens
+
+    def fork(self, parent: ScheduledRequest, child: ScheduledRequest) -> None:
+        """Let a child that holds nothing start behind all but the last token of the parent's prompt, which has been collected.
+
+        It shares the full blocks of these tokens. A last, partial one is kept for it until `take_copies`.
+        """
+        self.commit(parent)
+        num_tokens = parent.num_prompt_tokens - 1
+        num_full, rest = divmod(num_tokens, self.block_size)
+        shared = [table.block_ids[:num_full] for table in parent.block_tables]
+        child.block_tables[:] = map(BlockTable, shared)
+        if rest:
+            self._tails[child.request_id] = [table.block_ids[num_full] for table in parent.block_tables]
+        for group, table in enumerate(parent.block_tables):
+            self._pool.share(group, filter(None, table.block_ids[: num_full + (rest > 0)]))
+        if self._prefix is not None:
+            self._prefix.fork(parent, child)
+        child.num_computed_tokens = child.num_collected_tokens = num_tokens
+
+    def take_copies(self, request: ScheduledRequest) -> list[BlockCopy]:
+        """What a fork needs copied into its newest blocks, before the step that computes in them."""
+        index = request.num_computed_tokens // self.block_size
+        sources = self._drop_tail(request)
+        return [BlockCopy(group, source, request.block_tables[group].block_ids[index]) for group, source in enumerate(sources)]
 
     def count_hits(self, request: ScheduledRequest) -> None:
         """Note what the prefix cache was worth to a request, at its first admission; what it recomputes later is no hit."""
@@ -130,9 +156,18 @@ class CacheManager:
         for group, table in enumerate(request.block_tables):
             self._release(group, [block for block in table.block_ids if block])
             table.block_ids.clear()
+        self._drop_tail(request)
         if self._prefix is not None:
             self._prefix.let_go(request)
         self._pool.forget(request.request_id)
+
+    def _drop_tail(self, request: ScheduledRequest) -> list[int]:
+        tail = self._tails.pop(request.request_id, [])
+        for group, block in enumerate(tail):
+            self._release(group, [block])
+        if tail and self._prefix is not None:
+            self._prefix.tail_released(request, tail[0])
+        return tail
 
     def _release(self, group: int, blocks: list[int]) -> None:
         self._pool.release(group, blocks)
@@ -168,7 +203,11 @@ class CacheManager:
             tables = request.block_tables
             lengths = {len(table.block_ids) for table in tables}
             assert len(lengths) <= 1, f"{request.request_id}: tables of different lengths"
-            assert request.num_computed_tokens <= max(lengths, default=0) * self.block_size, "computed tokens without a block"
+            tail = self._tails.get(request.request_id, [])
+            num_blocks = max(lengths, default=0) + bool(tail)
+            assert request.num_computed_tokens <= num_blocks * self.block_size, "computed tokens without a block"
+            for group, block in enumerate(tail):
+                held[group][block] += 1
             for group, table in enumerate(tables):
                 self._check_table(group, table.block_ids, request.num_computed_tokens)
                 held[group].update(filter(None, table.block_ids))

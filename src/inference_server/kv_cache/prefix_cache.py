@@ -75,6 +75,15 @@ class PrefixCache:
             tables.append(self._windows.share(nodes))
         return tables
 
+    def fork(self, parent: ScheduledRequest, child: ScheduledRequest) -> None:
+        """Lock for the child the nodes of the blocks that its tables share with the parent's."""
+        held = self._holds[parent.request_id]
+        blocks = child.block_tables[FULL].block_ids
+        nodes = held.node.path()[: len(blocks)]
+        duplicates = [node.block for node, block in zip(nodes, blocks, strict=False) if node.block != block]
+        self._pool.share(FULL, duplicates)
+        self._holds[child.request_id] = _Hold(nodes[-1] if nodes else self._root, held.prompt_end, duplicates)
+
     def commit(self, request: ScheduledRequest) -> None:
         """Cache the full blocks of what the request has collected."""
         hold = self._holds.get(request.request_id)
@@ -113,6 +122,12 @@ class PrefixCache:
     def window_released(self, blocks: Iterable[int]) -> None:
         """A request let go of these window blocks."""
         self._windows.released(blocks)
+
+    def tail_released(self, request: ScheduledRequest, block: int) -> None:
+        """A fork let go of the full-group block behind those that it locks; its parent may have filled and cached that since."""
+        for node in self._holds[request.request_id].node.children.values():
+            if node.block == block:
+                self._offer(node)
 
     def let_go(self, request: ScheduledRequest) -> None:
         """Unlock the request's nodes, its tables being released already. Idempotent."""

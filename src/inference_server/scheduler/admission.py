@@ -19,11 +19,12 @@ _MOST_HEADROOM = 0.3
 
 
 class HoldReason(StrEnum):
-    """Why a request waits."""
+    """Why a request waits. PROMPT: another request of the same prompt computes it."""
 
     SLOTS = "slots"
     ACTIVE_TOKENS = "active_tokens"
     KV_BLOCKS = "kv_blocks"
+    PROMPT = "prompt"
 
 
 @dataclass(slots=True)

@@ -11,8 +11,12 @@ from inference_server.core.request import FinishReason, ScheduledRequest
 class SchedulerInterface(Protocol):
     """Owns every unfinished request and the cache."""
 
-    def add(self, request: ScheduledRequest) -> None:
-        """Queue a request. Raises PromptTooLongError when it could never run, even alone in an empty pool."""
+    def add(self, request: ScheduledRequest, parent: ScheduledRequest | None = None) -> None:
+        """Queue a request. Raises PromptTooLongError when it could never run, even alone in an empty pool.
+
+        parent: a request of the same prompt that was added before. This one waits until the parent's prompt has been computed,
+        and starts on its KV; if that comes to nothing, it computes the prompt itself.
+        """
         ...
 
     def schedule(self, now: float) -> StepPlan | None:

@@ -1,5 +1,7 @@
 """The native shape of `/generate`: one JSON object, or the events `{text, ttft_ms}`, `{text}`..., `{text: "", done: true, totals}`."""
 
+from collections.abc import Sequence
+
 from inference_server.api.formats.base import encode, event
 from inference_server.api.schemas.native import GenerateResponse, GenerateTotals
 from inference_server.core.clock import Clock
@@ -16,7 +18,8 @@ class NativeFormat:
         self._ttft_ms: float | None = None
         self._text_sent = False
 
-    def body(self, result: OutputDelta) -> bytes:
+    def body(self, choices: Sequence[OutputDelta]) -> bytes:
+        (result,) = choices
         totals = self._totals(result).model_dump()
         return GenerateResponse(text=result.text, token_ids=result.token_ids, **totals).model_dump_json().encode()
 

@@ -57,21 +57,29 @@ class TokenDetails:
         return {"prompt_token_ids": delta.prompt.token_ids} if self._token_ids and delta.prompt is not None else {}
 
 
-def chat_details(body: ChatCompletionBody, tokenizer: TokenizerLike) -> TokenDetails | None:
-    """None where the request asks for nothing."""
+def chat_details(body: ChatCompletionBody, tokenizer: TokenizerLike) -> list[TokenDetails] | None:
+    """For each choice. None where the request asks for nothing."""
     if not (body.logprobs or body.return_token_ids):
         return None
-    return TokenDetails(ChatLogprobs(tokenizer) if body.logprobs else None, body.return_token_ids, prompt_beside=True)
+    shape = ChatLogprobs(tokenizer) if body.logprobs else None
+    return [TokenDetails(shape, body.return_token_ids, prompt_beside=True)] * body.n
 
 
-def completion_details(body: CompletionBody, tokenizer: TokenizerLike) -> TokenDetails | None:
-    """None where the request asks for nothing."""
+def completion_details(body: CompletionBody, tokenizer: TokenizerLike) -> list[TokenDetails] | None:
+    """For each choice of each prompt. None where the request asks for nothing."""
     if body.logprobs is None and not (body.return_token_ids or body.echo):
         return None
-    shape = None if body.logprobs is None else CompletionLogprobs(tokenizer)
-    prompt = body.prompt
-    echo = (prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=False)) if body.echo else None
-    return TokenDetails(shape, body.return_token_ids, echo)
+    echoes = [_echo(prompt, tokenizer) if body.echo else None for prompt in body.prompts]
+    logprobs = body.logprobs is not None
+    return [
+        TokenDetails(CompletionLogprobs(tokenizer) if logprobs else None, body.return_token_ids, echo)
+        for echo in echoes
+        for _ in range(body.n)
+    ]
+
+
+def _echo(prompt: str | list[int], tokenizer: TokenizerLike) -> str:
+    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=False)
 
 
 class ChatLogprobs:

@@ -16,22 +16,26 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 
 @router.post("/completions", response_class=Response)
 async def completions(body: CompletionBody, request: Request, context: Context) -> Response:
-    """Continue a raw text or a list of token ids."""
+    """Continue a raw text or a list of token ids, or each of several."""
     context.check_model_name(body.model)
-    generation = GenerationRequest(
-        prompt=body.prompt,
-        arrival_time=request.state.arrival_time,
-        default_max_tokens=DEFAULT_MAX_TOKENS,
-        client_id=request.state.client_id,
-        fairness_key=fairness_key(request, body.user),
-        **body.sampling_fields(),
-    )
+    generations = [
+        GenerationRequest(
+            prompt=prompt,
+            arrival_time=request.state.arrival_time,
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            client_id=request.state.client_id,
+            fairness_key=fairness_key(request, body.user),
+            **body.sampling_fields(),
+        )
+        for prompt in body.prompts
+    ]
     model, created = context.options.served_model_name, int(context.wall_clock())
 
-    def make(id_: str) -> CompletionFormat:
-        return CompletionFormat(f"cmpl-{id_}", model, created, body.include_usage, completion_details(body, context.tokenizer))
+    def make(request_id: str) -> CompletionFormat:
+        details = completion_details(body, context.tokenizer)
+        return CompletionFormat(f"cmpl-{request_id}", model, created, body.include_usage, body.n, len(generations), details)
 
-    return await respond(request, context, generation, make, body.stream)
+    return await respond(request, context, generations, make, body.stream)
 
 
 @router.post("/chat/completions", response_class=Response)
@@ -47,7 +51,8 @@ async def chat_completions(body: ChatCompletionBody, request: Request, context: 
     )
     model, created = context.options.served_model_name, int(context.wall_clock())
 
-    def make(id_: str) -> ChatFormat:
-        return ChatFormat(f"chatcmpl-{id_}", model, created, body.include_usage, chat_details(body, context.tokenizer))
+    def make(request_id: str) -> ChatFormat:
+        details = chat_details(body, context.tokenizer)
+        return ChatFormat(f"chatcmpl-{request_id}", model, created, body.include_usage, body.n, details=details)
 
-    return await respond(request, context, generation, make, body.stream)
+    return await respond(request, context, [generation], make, body.stream)

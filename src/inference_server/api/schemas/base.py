@@ -39,7 +39,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "length_penalty": (1,),
         "logprobs": (False,),
         "modalities": (["text"],),
-        "n": (1,),
         "parallel_tool_calls": (True, False),
         "response_format": ({"type": "text"},),
         "return_token_ids": (False,),

@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from inference_server.api.schemas.base import RequestBody
 
 MAX_STOP_STRINGS = 16
+MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_TOKEN_RULES = 1024
 MAX_TOKEN_DIGITS = 9
@@ -88,9 +89,13 @@ class StreamOptions(RequestBody):
 
 
 class OpenAIBody(SamplingBody):
-    """What the two OpenAI routes share. user: the client's name for who asks; it changes who is served first, not the output."""
+    """What the two OpenAI routes share.
+
+    n: choices of each prompt. user: the client's name for who asks; it changes who is served first, not the output.
+    """
 
     model: Label | None = None
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
     user: str = ""
     return_token_ids: bool = False
     stream_options: StreamOptions | None = None
@@ -100,6 +105,9 @@ class OpenAIBody(SamplingBody):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only allowed when stream is true")
         return self
+
+    def sampling_fields(self) -> dict[str, Any]:
+        return super().sampling_fields() | {"n": self.n}
 
     @property
     def include_usage(self) -> bool:
