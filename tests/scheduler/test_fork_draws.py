@@ -13,7 +13,7 @@ from inference_server.core.options import ModelOptions, SchedulerOptions
 from inference_server.core.request import ScheduledRequest
 from inference_server.kv_cache.cache_manager import CacheManager
 from inference_server.kv_cache.eviction import LRU
-from inference_server.sampling.sampler import Sampler
+from inference_server.sampling.token_sampler import TokenSampler
 
 NUM_CHOICES = 4
 NUM_TOKENS = 10
@@ -24,7 +24,7 @@ class PoisonedPagedBackend(PagedBackend):
 
     def __init__(self, folder: Path) -> None:
         options = ModelOptions("tiny", None, folder, device="cpu", dtype="float32", max_batch_size=28)
-        super().__init__(options, folder, open_checkpoint, Sampler())
+        super().__init__(options, folder, open_checkpoint, TokenSampler(28))
 
     def poison(self, group: int, blocks: Iterable[int]) -> None:
         blocks = list(blocks)
