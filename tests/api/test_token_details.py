@@ -21,8 +21,9 @@ def answer(client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, A
 
 
 def streamed(client: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of the first choice."""
     response = client.post(path, json={**body, "stream": True})
-    return [event["choices"][0] for event in parse_sse(response.content) if event["choices"]]
+    return [choice for event in parse_sse(response.content) for choice in event["choices"] if choice["index"] == 0]
 
 
 def test_chat_logprobs_name_every_token_with_its_bytes(client: httpx.Client) -> None:
@@ -55,6 +56,7 @@ def test_without_a_wish_there_is_nothing_about_tokens(client: httpx.Client) -> N
         (TEXT, {"prompt": "é b", "logprobs": 1, "echo": True}),
         (TEXT, {"prompt": [104, 105, 33], "logprobs": 1, "echo": True, "max_tokens": 0}),
         (TEXT, {"prompt": "hi", "echo": True}),
+        (TEXT, {"prompt": "ab", "echo": True, "logprobs": 1, "n": 3}),
     ],
 )
 def test_a_stream_joins_to_the_whole(client: httpx.Client, path: str, body: dict[str, Any]) -> None:
@@ -92,6 +94,15 @@ def test_an_echo_without_new_tokens(client: httpx.Client) -> None:
     assert choice["logprobs"]["tokens"][-2:] == ["a", "b"]
     assert choice["logprobs"]["top_logprobs"][-1] == {"b": -0.5}
     assert response["usage"]["completion_tokens"] == 0
+
+
+def test_every_choice_of_every_prompt_has_its_own_details(client: httpx.Client) -> None:
+    body = {"prompt": [[97, 98], [99, 100, 101]], "n": 2, "echo": True, "logprobs": 0, "return_token_ids": True, "max_tokens": 1}
+    choices = client.post(TEXT, json=body).json()["choices"]
+    assert [choice["text"] for choice in choices] == ["abb", "abb", "cded", "cded"]
+    assert [choice["logprobs"]["tokens"] for choice in choices] == [[*"abb"], [*"abb"], [*"cded"], [*"cded"]]
+    assert [choice["logprobs"]["text_offset"] for choice in choices] == [[0, 1, 2]] * 2 + [[0, 1, 2, 3]] * 2
+    assert [choice["prompt_token_ids"] for choice in choices] == [[97, 98]] * 2 + [[99, 100, 101]] * 2
 
 
 def test_token_ids_of_prompt_and_answer(client: httpx.Client) -> None:

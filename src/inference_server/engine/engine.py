@@ -161,9 +161,8 @@ class Engine:
         match command:
             case Add(request, children):
                 self._open.add(request, now)
-                parent = request if request.sampling.prompt_logprobs is None else None  # each choice is to compute its prompt, then
                 for child in children:
-                    self._open.add(child, now, parent)
+                    self._open.add(child, now, parent=request)
             case Abort(request_id):
                 self._open.end(request_id, FinishReason.ABORT, now, RequestAbortedError("the request was cancelled"))
             case Stop():

@@ -36,8 +36,12 @@ class Intake:
         self._now = 0.0
 
     def add(self, request: ScheduledRequest, parent: ScheduledRequest | None) -> None:
-        """Queue a request, or let it wait for its parent while that has not answered."""
-        if parent is not None and not parent.finished and not parent.num_output_tokens:
+        """Queue a request, or let it wait for its parent while that has not answered.
+
+        One that wants the log-probabilities of its prompt computes that by itself.
+        """
+        scores_prompt = request.sampling.prompt_logprobs is not None
+        if parent is not None and not scores_prompt and not parent.finished and not parent.num_output_tokens:
             self._forks.put(parent, [request])
         else:
             self._push(request)
