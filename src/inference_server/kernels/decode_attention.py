@@ -55,6 +55,8 @@ def decode_attention(
     part_lse = torch.empty((num_rows, num_heads, num_splits), dtype=torch.float32, device=q.device)
     early = overlaps_launches(q.device)
     overlapping = {"launch_pdl": True} if early else {}
+    # For one row it was measured slower: its products fill the card with weights to come, and programs that wait seem to be in the way.
+    chained = early and num_rows > 1
     constants = {"WINDOW": window or 0, "BLOCK_N": launch.block_n, "HEAD_DIM": head_dim, "EARLY": early}
     _decode_kernel[(num_splits, num_kv_heads, num_rows)](
         q,
@@ -77,7 +79,7 @@ def decode_attention(
         GROUP=group,
         ROWS=rows_padded,
         **constants,
-        **overlapping,
+        **(overlapping if chained else {}),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
     )
@@ -95,6 +97,7 @@ def decode_attention(
             *out.stride()[:2],
             SPLITS=FEW_SPLITS if few else MAX_SPLITS,
             DIMS=dims,
+            CHAINED=chained,
             **constants,
             **overlapping,
             num_warps=4,
@@ -215,8 +218,9 @@ def _reduce_kernel(
     SPLITS: tl.constexpr,
     DIMS: tl.constexpr,
     EARLY: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
-    if EARLY:
+    if CHAINED:
         gdc_launch_dependents()
     row, head = tl.program_id(0), tl.program_id(1)
     token, next_token, length = tl.load(cu_seqlens_ptr + row), tl.load(cu_seqlens_ptr + row + 1), tl.load(seq_lens_ptr + row)
