@@ -23,7 +23,6 @@ EMBEDDED_MODEL = "embedded"
 AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "backend": ("auto", "custom", "hf"),
-        "quantization": ("none",),
         "eviction_policy": ("lru", "sink_lru"),
         "custom_backend_compile": (False,),
         "cuda_graph_sizes": ((),),
@@ -146,6 +145,7 @@ class Settings(BaseSettings):
             backend=self.backend,
             device=self.device,
             dtype=self.dtype,
+            quantization=self.quantization,
             load_format=self.load_format,
             max_batch_size=self.max_batch_size,
         )

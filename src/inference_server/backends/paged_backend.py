@@ -144,9 +144,10 @@ class PagedBackend:
             torch.cuda.empty_cache()
 
     def _open_weights(self, dtype: torch.dtype, ops: Ops) -> Weights:
+        quantize = self._options.quantization == "int8"
         if self._options.load_format == "dummy":
-            return RandomWeights(self._device, dtype, ops)
-        return Weights(self._open_checkpoint(self._folder), self._device, dtype, ops)
+            return RandomWeights(self._device, dtype, ops, quantize)
+        return Weights(self._open_checkpoint(self._folder), self._device, dtype, ops, quantize)
 
     def _warm_up(self, num_groups: int) -> None:
         """One token, then two, their KV in the null block, so that no request waits for a library's first call or a kernel's compiler."""

@@ -23,7 +23,7 @@ class PolicyName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Which model, and how the backend runs it. device and dtype may be "auto"."""
+    """Which model, and how the backend runs it. device and dtype may be "auto"; quantization is "none" or "int8"."""
 
     model_name: str
     model_revision: str | None
@@ -31,6 +31,7 @@ class ModelOptions:
     backend: str = "auto"
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = "none"
     load_format: str = "auto"
     max_batch_size: int = 64
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from inference_server.kernels.quantize import QuantizedWeight
 from inference_server.kernels.step_rows import StepRows
 
 
@@ -28,7 +29,7 @@ class Linear(Protocol):
         ...
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Returns the weight rows `[T, K]` of `ids` `[T]`: the embedding lookup of a tied output head."""
+        """Returns the weight rows `[T, K]` of `ids` `[T]`, float32 if the weight is quantised: the embedding lookup of a tied output head."""
         ...
 
 
@@ -53,7 +54,7 @@ class KVSlots(NamedTuple):
 class Ops(Protocol):
     """Each method is documented where it is defined, in `kernels.reference`."""
 
-    def linear(self, weight: Tensor) -> Linear: ...
+    def linear(self, weight: Tensor | QuantizedWeight) -> Linear: ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inference_server.kernels.ops import Activation, KVSlots, Linear
+from inference_server.kernels.quantize import QuantizedWeight
 from inference_server.kernels.step_rows import StepRows
 
 QUERY_CHUNK = 512  # queries of one row handled at a time: a mask is [QUERY_CHUNK, keys], never [tokens, tokens]
@@ -33,9 +34,23 @@ class StockLinear:
         return F.embedding(ids, self.weight)
 
 
-def linear(weight: Tensor) -> Linear:
+@dataclass(frozen=True, slots=True)
+class DequantizedLinear:
+    """A linear layer of int8 weights, multiplied as the numbers they stand for; activations stay as they are."""
+
+    weight: QuantizedWeight
+
+    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        values, scales, dtype = self.weight.values, self.weight.scales, self.weight.dtype
+        return (F.linear(x.to(dtype), values.to(dtype)) * scales).to(out_dtype or x.dtype)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.weight.rows(ids)
+
+
+def linear(weight: Tensor | QuantizedWeight) -> Linear:
     """The layer that multiplies by the transpose of `weight` [N, K]."""
-    return StockLinear(weight)
+    return DequantizedLinear(weight) if isinstance(weight, QuantizedWeight) else StockLinear(weight)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

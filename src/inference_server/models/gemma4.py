@@ -248,7 +248,7 @@ class ParallelExperts:
 
     def __init__(self, config: Gemma4Config, weights: Weights) -> None:
         norm = partial(RMSNorm.load, weights, size=config.hidden_size, eps=config.rms_norm_eps)
-        router = weights.at("router")
+        router = weights.at("router").unquantized()
         scale = router.take("scale", config.hidden_size, dtype=torch.float32) * config.hidden_size**-0.5
         self.router_norm = RMSNorm(scale, config.rms_norm_eps, weights.ops)
         self.router = router.linear(config.hidden_size, proj=config.num_experts)

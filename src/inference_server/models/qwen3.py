@@ -154,7 +154,7 @@ class SparseMLP:
     """The router, and the experts it chooses from."""
 
     def __init__(self, config: Qwen3Config, weights: Weights) -> None:
-        self.router = weights.linear(config.hidden_size, gate=config.num_experts)
+        self.router = weights.unquantized().linear(config.hidden_size, gate=config.num_experts)
         self.top_k, self.normalize = config.experts_per_token, config.normalize_expert_weights
         self.experts = Experts(weights.at("experts"), config.num_experts, config.hidden_size, config.expert_size, Activation.SILU)
 

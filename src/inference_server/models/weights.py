@@ -14,6 +14,7 @@ from torch import Tensor
 from inference_server.core.errors import ModelLoadError
 from inference_server.kernels import reference
 from inference_server.kernels.ops import Linear, Ops
+from inference_server.kernels.quantize import quantize_weight
 
 _TEXT_PREFIXES = ("model.language_model", "language_model.model", "model")
 _OTHER_MODALITIES = ("vision_tower", "audio_tower", "multi_modal_projector", "embed_vision", "embed_audio", "vision_embedder")
@@ -32,7 +33,7 @@ class TensorSource(Protocol):
 class Weights:
     """A checkpoint seen from one of its name prefixes. All tensors come on `device`, in `dtype` unless another is asked for.
 
-    ops: the operations for this device, which the model takes from here too.
+    ops: the operations for this device, which the model takes from here too. quantize: linear layers to int8, as each is read.
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class Weights:
         device: torch.device,
         dtype: torch.dtype,
         ops: Ops = reference,
+        quantize: bool = False,
     ) -> None:
         self.device = device
         self.dtype = dtype
         self.ops = ops
+        self._quantize = quantize
         self._source = source
         self._prefix = ""
         self._names = frozenset(source.names())
@@ -60,6 +63,12 @@ class Weights:
     def text(self) -> "Weights":
         """The view of the language model, which multimodal checkpoints keep deeper than others."""
         return self.at(next((prefix for prefix in _TEXT_PREFIXES if f"{prefix}.embed_tokens.weight" in self), "model"))
+
+    def unquantized(self) -> "Weights":
+        """The same view, for layers that stay as they are: routers, where a small error is another expert."""
+        view = copy(self)
+        view._quantize = False
+        return view
 
     def __contains__(self, name: str) -> bool:
         return self._prefix + name in self._names
@@ -85,7 +94,8 @@ class Weights:
     def linear(self, in_features: int, **out_features: int) -> Linear:
         """The matrices `name.weight` [out_features, in_features] as one layer, their outputs side by side in the order given."""
         parts = [self.take(f"{name}.weight", rows, in_features) for name, rows in out_features.items()]
-        return self.ops.linear(torch.cat(parts) if len(parts) > 1 else parts[0])
+        weight = torch.cat(parts) if len(parts) > 1 else parts[0]
+        return self.ops.linear(quantize_weight(weight) if self._quantize else weight)
 
     def skip(self, *names: str) -> None:
         """Tensors below these names, if there are any, are known and not needed."""
@@ -114,8 +124,8 @@ class Weights:
 class RandomWeights(Weights):
     """Stands in for a checkpoint that holds whatever is asked for: small random values, to measure without weights."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, ops: Ops = reference) -> None:
-        super().__init__(_EmptySource(), device, dtype, ops)
+    def __init__(self, device: torch.device, dtype: torch.dtype, ops: Ops = reference, quantize: bool = False) -> None:
+        super().__init__(_EmptySource(), device, dtype, ops, quantize)
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = torch.empty(shape, device=self.device, dtype=self.dtype).normal_(std=0.02)
