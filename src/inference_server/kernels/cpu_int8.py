@@ -30,25 +30,29 @@ class Int8Linear:
     def __init__(self, weight: QuantizedWeight, quantize: CompiledKernel, multiply: CompiledKernel, unit: VectorUnit) -> None:
         self._quantize, self._multiply, self._unit = quantize, multiply, unit
         self._num_features, self._k = weight.values.shape
-        padding = (0, -self._k % GROUP, 0, -self._num_features % (BLOCK_PANELS * unit.lanes))
-        padded = functional.pad(weight.values, padding).view(torch.uint8)
-        panels = padded.reshape(-1, unit.lanes, padded.shape[1] // 4, 4).transpose(1, 2).contiguous()  # [P, K / 4, lane, 4]
+        block = BLOCK_PANELS * unit.lanes
+        padding = (0, -self._k % GROUP, 0, -self._num_features % block)
+        padded = functional.pad(weight.values, padding) if any(padding) else weight.values
+        self._padded_features, self._padded_k = padded.shape
+        words = padded.view(torch.int32).unflatten(0, (-1, unit.lanes)).transpose(1, 2).contiguous()  # [P, K / 4, lane]
+        panels = words.view(torch.uint8).unflatten(2, (-1, 4))
         self._panels = panels.bitwise_xor_(128) if unit.dot else panels[..., _PAIRS].bitwise_xor_(128)
         self._scales = functional.pad(weight.scales, (0, padding[3]))
+        self._num_blocks = self._padded_features // block
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         if x.ndim != 2 or x.shape[1] != self._k:
             raise ValueError(f"expected [M, {self._k}], got {list(x.shape)}")
-        rows, k, n = x.shape[0], self._panels.shape[1] * 4, len(self._scales)
+        rows, n, k = x.shape[0], self._padded_features, self._padded_k
         y = torch.empty(rows, n)
         if rows:
-            x32 = functional.pad(x.float(), (0, k - self._k)).contiguous() if k != self._k else x.float().contiguous()
+            x32 = (functional.pad(x.float(), (0, k - self._k)) if k != self._k else x.float()).contiguous()
             values = torch.empty(rows, k, dtype=torch.int8 if self._unit.dot else torch.int16)
-            scales, starts = torch.empty(rows, k // GROUP), torch.empty(rows, k // GROUP, dtype=torch.int32)
+            scales, starts = torch.empty(2, rows, k // GROUP).unbind()  # the latter of int32
             quantized = values.data_ptr(), scales.data_ptr(), starts.data_ptr()
-            self._quantize(4 * x32.numel(), rows, x32.data_ptr(), *quantized, k)
+            self._quantize(4 * rows * k, rows, x32.data_ptr(), *quantized, k)
             addresses = self._panels.data_ptr(), self._scales.data_ptr(), *quantized, y.data_ptr()
-            self._multiply(rows * n * k // 2, n // (BLOCK_PANELS * self._unit.lanes), *addresses, k, rows, n)
+            self._multiply(rows * n * k // 2, self._num_blocks, *addresses, k, rows, n)
         if n != self._num_features:
             y = y[:, : self._num_features].contiguous()
         dtype = out_dtype or x.dtype
@@ -104,7 +108,7 @@ def int8_kernel(unit: VectorUnit) -> KernelSource:
     ) -> None:
         """panels: `[P, K / 4, lanes, 4]`; x, scales, starts from `quantize_rows`; y `[M, n]` and weight_scales `[n]`, n = lanes * P."""
         tiles = _Tiles(code, unit, panels, weight_scales, x, scales, starts, y, k, n)
-        in_tiles(code, m, unit.max_rows, lambda row, rows: tiles.emit(block, row, rows))
+        in_tiles(code, m, unit.tile_heights, lambda row, rows: tiles.emit(block, row, rows))
 
     return trace(int8_linear)
 
@@ -131,7 +135,7 @@ class _Tiles:
 
     def emit(self, block: Int, row: Int, rows: int) -> None:
         """Few rows take several panels together, to have enough independent sums in flight."""
-        together = next(count for count in (4, 2, 1) if rows * count <= self.unit.max_rows or count == 1)
+        together = next(count for count in (4, 2, 1) if rows * count <= self.unit.tile_heights[0])
         for first in range(0, BLOCK_PANELS, together):
             self._emit(block * BLOCK_PANELS + first, row, rows, together)
 

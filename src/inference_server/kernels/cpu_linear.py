@@ -63,7 +63,7 @@ def panel_kernel(unit: VectorUnit) -> KernelSource:
         def tile(row: Int, rows: int) -> None:
             _tile(code, unit, first, x + row * k, target + row * n, k, n, rows)
 
-        in_tiles(code, m, unit.max_rows, tile)
+        in_tiles(code, m, unit.tile_heights, tile)
 
     return trace(panel_linear)
 

@@ -19,9 +19,9 @@ class VectorUnit:
     dot: bool
 
     @property
-    def max_rows(self) -> int:
-        """Rows of x in a tile: with two vectors of sums each, and their operands, they fill the 32 or 16 vector registers."""
-        return 12 if self.lanes == 16 else 6
+    def tile_heights(self) -> tuple[int, ...]:
+        """Rows of x in a tile: at most so many that with two vectors of sums each, and operands, they fill the 32 or 16 registers."""
+        return (12, 8, 4, 2, 1) if self.lanes == 16 else (6, 4, 2, 1)
 
 
 def cpu_features() -> Mapping[str, bool]:
@@ -41,14 +41,14 @@ def vector_unit(has: Mapping[str, bool]) -> VectorUnit | None:
     return None
 
 
-def in_tiles(code: Code, rows: Int, max_rows: int, tile: Callable[[Int, int], None]) -> None:
-    """Emits `tile(first row, number of rows)` for tiles of max_rows, then for what is left: a tile's code is of one height."""
-    full = rows // max_rows * max_rows
-    with code.loop(full, step=max_rows) as row:
-        tile(row, max_rows)
-    for rest in range(1, max_rows):
-        with code.when((rows - full).within(code.integer(rest), code.integer(rest))):
-            tile(full, rest)
+def in_tiles(code: Code, rows: Int, heights: tuple[int, ...], tile: Callable[[Int, int], None]) -> None:
+    """Emits `tile(first row, height)` for as many tiles of each height as fit in what is left; heights fall to 1."""
+    start = code.integer(0)
+    for height in heights:
+        stop = start + (rows - start) // height * height
+        with code.loop(stop, start=start, step=height) as row:
+            tile(row, height)
+        start = stop
 
 
 @dataclass(slots=True)
