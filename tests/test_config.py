@@ -103,7 +103,7 @@ def test_bad_values_get_one_line_that_names_them(capsys: pytest.CaptureFixture[s
 
 
 def test_what_is_not_built_is_refused_by_name_and_never_ignored(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refusal(capsys, "--quantization", "int8") == "inference-server: QUANTIZATION: this version only takes none"
+    assert refusal(capsys, "--otlp-endpoint", "collector") == "inference-server: OTLP_ENDPOINT: this version only takes no value"
     assert "API_KEYS" in refusal(capsys, "--api-keys", "secret")
     assert all(Settings.model_fields[name].default in values for name, values in AVAILABLE.items())
 
@@ -153,7 +153,7 @@ def test_every_value_reaches_its_option() -> None:
         "admission-deadline-s": "3", "request-deadline-s": "4", "default-max-tokens": "13", "cors-origins": "http://a",
     }  # fmt: skip
     settings = Settings.from_cli([part for name, value in argv.items() for part in (f"--{name}", value)])
-    assert settings.model_options() == ModelOptions("org/model", "v1", Path("/weights"), "hf", "cuda:1", "float16", "dummy", 7)
+    assert settings.model_options() == ModelOptions("org/model", "v1", Path("/weights"), "hf", "cuda:1", "float16", "int8", "dummy", 7)
     assert settings.cache_options() == CacheOptions(32, 99, 0.5, 55)
     assert settings.scheduler_options() == SchedulerOptions(7, 77, PrefillMode.CHUNKED, 11)
     assert settings.engine_options() == EngineOptions(1234, 12, 3.0, 4.0, 13)

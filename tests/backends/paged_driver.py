@@ -33,8 +33,8 @@ class RecordingSampler:
         return logits.argmax(-1)
 
 
-def options(max_batch_size: int = 16, dtype: str = "float32", device: str = "cpu") -> ModelOptions:
-    return ModelOptions("tiny", None, Path(), device=device, dtype=dtype, max_batch_size=max_batch_size)
+def options(max_batch_size: int = 16, dtype: str = "float32", device: str = "cpu", quantization: str = "none") -> ModelOptions:
+    return ModelOptions("tiny", None, Path(), device=device, dtype=dtype, quantization=quantization, max_batch_size=max_batch_size)
 
 
 class PagedDriver:
@@ -49,9 +49,10 @@ class PagedDriver:
         max_batch_size: int = 16,
         device: str = "cpu",
         dtype: str = "float32",
+        quantization: str = "none",
     ) -> None:
         self.sampler = RecordingSampler()
-        self.backend = PagedBackend(options(max_batch_size, dtype, device), folder, open_checkpoint, self.sampler)
+        self.backend = PagedBackend(options(max_batch_size, dtype, device, quantization), folder, open_checkpoint, self.sampler)
         self.spec = self.backend.load()
         self.layout = KVLayout.from_num_blocks(self.spec.groups, block_size, num_blocks)
         self.backend.allocate(self.layout)

@@ -40,3 +40,8 @@ def test_a_backend_that_is_not_there_is_refused(tmp_path: Path, backend: str) ->
 def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"config\.json"):
         create_backend(options(), tmp_path)
+
+
+def test_transformers_does_not_quantise(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="QUANTIZATION=int8"):
+        create_backend(replace(options(), backend="hf", quantization="int8"), folder_of(tmp_path, "Gemma3ForCausalLM"))

@@ -37,7 +37,7 @@ def _paged(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
 
 def _transformers(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
     if options.quantization != "none":
-        raise ModelLoadError(f"QUANTIZATION={options.quantization} needs a hand-written forward; transformers runs this model as it is stored")
+        raise ModelLoadError(f"QUANTIZATION={options.quantization} needs a hand-written forward; transformers runs this model")
     from inference_server.backends.torch_backend import TorchBackend
     from inference_server.sampling.sampler import Sampler
 

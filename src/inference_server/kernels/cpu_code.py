@@ -282,22 +282,6 @@ class Int32s(Array):
         self.code.builder.store(self.code.builder.trunc(value.ir, self._element()), self._address(index))
 
 
-@dataclass(slots=True)
-class Int16s(Int32s):
-    """int16."""
-
-    def _element(self) -> Any:
-        return self.code.ir.IntType(16)
-
-
-@dataclass(slots=True)
-class Int8s(Int32s):
-    """int8."""
-
-    def _element(self) -> Any:
-        return self.code.ir.IntType(8)
-
-
 def _to_float32(value: float) -> float:
     rounded: float = struct.unpack("f", struct.pack("f", value))[0]
     return rounded

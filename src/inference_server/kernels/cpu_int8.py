@@ -9,11 +9,14 @@ instruction with VNNI multiplies unsigned bytes by signed ones. What the 128 add
 its sum starts from, negated. Without VNNI bytes are widened in registers and multiplied in pairs.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from inference_server.kernels.cpu_code import Code, Floats, Int, Int8s, Int16s, Int32s
+from inference_server.kernels.cpu_code import Code, Floats, Int, Int32s
 from inference_server.kernels.cpu_jit import CompiledKernel, KernelSource, trace
 from inference_server.kernels.cpu_vectors import FloatVector, IntVector, VectorUnit, Words, float_vector, in_tiles, spread
 from inference_server.kernels.quantize import LEVELS, QuantizedWeight
@@ -67,14 +70,14 @@ class Int8Linear:
 
 def quantize_kernel(unit: VectorUnit) -> KernelSource:
     """The kernel that quantises activations. An item is a row."""
-    integers = Int8s if unit.dot else Int16s
 
-    def quantize_rows(code: Code, row: Int, x: Floats, values: integers, scales: Floats, starts: Int32s, k: Int) -> None:  # type: ignore[valid-type]
+    def quantize_rows(code: Code, row: Int, x: Floats, values: Words, scales: Floats, starts: Int32s, k: Int) -> None:
         """x, values `[M, K]`; scales, starts `[M, K / GROUP]`. As `quantize.quantize_groups`; starts: -128 times the group's sum."""
         groups = k // GROUP
+        integers = (_Int8s if unit.dot else _Int16s)(code, values.ir)
         with code.loop(groups) as g:
             source: Floats = x + (row * k + g * GROUP)
-            target = values + (row * k + g * GROUP)
+            target: Int32s = integers + (row * k + g * GROUP)
             largest = code.variable(code.number(0.0))
             with code.loop(GROUP) as i:
                 largest.value = code.maximum(code.absolute(source[i]), largest.value)
@@ -178,3 +181,18 @@ class _Tiles:
             sums = sums + weight.pair_dot(factor)
         return sums
 
+
+@dataclass(slots=True)
+class _Int16s(Int32s):
+    """int16."""
+
+    def _element(self) -> Any:
+        return self.code.ir.IntType(16)
+
+
+@dataclass(slots=True)
+class _Int8s(Int32s):
+    """int8."""
+
+    def _element(self) -> Any:
+        return self.code.ir.IntType(8)

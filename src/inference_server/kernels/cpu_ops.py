@@ -12,9 +12,9 @@ from torch import Tensor
 
 from inference_server.kernels.cpu_attention import MAX_ITEM_HEADS, decode_attention
 from inference_server.kernels.cpu_gated import gated_gelu_tanh, gated_silu
+from inference_server.kernels.cpu_int8 import Int8Linear, int8_kernel, quantize_kernel
 from inference_server.kernels.cpu_jit import CompiledKernel, can_compile, compile_kernels, num_threads, trace
 from inference_server.kernels.cpu_linear import PackedLinear, panel_kernel
-from inference_server.kernels.cpu_int8 import Int8Linear, int8_kernel, quantize_kernel
 from inference_server.kernels.cpu_norm import add_rms_norm, rms_norm
 from inference_server.kernels.cpu_rotary import norm_rotate_store
 from inference_server.kernels.cpu_vectors import VectorUnit, cpu_features, vector_unit

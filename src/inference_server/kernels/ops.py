@@ -29,7 +29,7 @@ class Linear(Protocol):
         ...
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Returns the weight rows `[T, K]` of `ids` `[T]`, float32 if the weight is quantised: the embedding lookup of a tied output head."""
+        """Returns the weight rows `[T, K]` of `ids` `[T]`, of int8 weights in float32: the embedding lookup of a tied output head."""
         ...
 
 

@@ -17,7 +17,7 @@ from inference_server.kernels.ops import Activation, KVSlots, Linear
 from inference_server.kernels.quantize import QuantizedWeight
 from inference_server.kernels.step_rows import StepRows
 
-QUERY_CHUNK = 512  # queries of one row handled at a time: a mask is [QUERY_CHUNK, keys], never [tokens, tokens]
+QUERY_CHUNK = 256  # queries of one row handled at a time: a mask is [QUERY_CHUNK, keys], never [tokens, tokens]
 PACK_KEYS = 2048  # keys of decode rows gathered at a time, padding included: few enough to stay in the cache
 
 
