@@ -151,6 +151,7 @@ def test_every_value_reaches_its_option() -> None:
         "kv-cache-num-blocks": "99", "kv-cache-memory-fraction": "0.5", "max-active-kv-tokens": "55", "load-format": "dummy",
         "prefill-mode": "chunked", "prefill-chunk-size": "11", "max-model-len": "1234", "max-queue-size": "12",
         "admission-deadline-s": "3", "request-deadline-s": "4", "default-max-tokens": "13", "cors-origins": "http://a",
+        "quantization": "int8",
     }  # fmt: skip
     settings = Settings.from_cli([part for name, value in argv.items() for part in (f"--{name}", value)])
     assert settings.model_options() == ModelOptions("org/model", "v1", Path("/weights"), "hf", "cuda:1", "float16", "int8", "dummy", 7)

@@ -24,7 +24,7 @@ def test_perplexity_is_that_of_bfloat16_within_one_percent() -> None:
     texts = quality.passages(2600, rows=8)
     assert sum(map(len, texts)) > 2000
     bfloat16, int8 = (quality.recite(Settings(_env_file=None, quantization=q, kv_cache_num_blocks=650), texts) for q in ("none", "int8"))
-    assert bfloat16.perplexity < 100, "the text means nothing to the model"
+    assert bfloat16.perplexity < 200, "the text means nothing to the model"
     assert int8.perplexity < 1.01 * bfloat16.perplexity
     assert int8.agreement(bfloat16) > 0.88
 
