@@ -55,10 +55,11 @@ def exact(x: Tensor, weight: QuantizedWeight) -> Tensor:
 
 
 @pytest.mark.parametrize(("num_features", "k"), [(1, 1), (31, 7), (64, 64), (65, 100), (640, 2048), (1536, 640)])
-@pytest.mark.parametrize("m", [*range(1, 15), 25])
-def test_is_its_own_arithmetic(unit: VectorUnit, num_features: int, k: int, m: int) -> None:
-    weight, x = random_weight(num_features, k), random_rows(m, k)
-    assert torch.equal(layer(weight, unit)(x), exact(x, weight))
+def test_is_its_own_arithmetic(unit: VectorUnit, num_features: int, k: int) -> None:
+    weight, x = random_weight(num_features, k), random_rows(25, k)
+    linear, expected = layer(weight, unit), exact(x, weight)
+    for m in (*range(1, 15), 25):
+        assert torch.equal(linear(x[:m]), expected[:m])
 
 
 def test_extreme_values_do_not_overflow(unit: VectorUnit) -> None:
@@ -110,5 +111,8 @@ def test_dtypes_strides_and_edges(unit: VectorUnit) -> None:
             linear(wrong)
 
 
-def test_quantised_weights_get_this_layer(unit: VectorUnit) -> None:
-    assert isinstance(CpuLinears(unit)(random_weight(48, 64)), Int8Linear)
+def test_quantised_weights_get_this_layer() -> None:
+    widest = vector_unit(cpu_features()) if can_compile() else None
+    if widest is None:
+        pytest.skip("nothing is compiled on this machine")
+    assert isinstance(CpuLinears(widest)(random_weight(48, 64)), Int8Linear)
