@@ -1,5 +1,6 @@
 """Quantising to int8: the error bound, zeros, the slices of large matrices, and the linear layer that multiplies what is stored."""
 
+import pytest
 import torch
 
 from inference_server.kernels import quantize, reference
@@ -21,7 +22,7 @@ def test_a_weight_is_off_by_half_a_step_at_most() -> None:
     assert quantized.dtype == torch.bfloat16
 
 
-def test_large_matrices_are_quantised_in_slices(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_large_matrices_are_quantised_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = random(50, 8)
     whole = quantize_weight(weight)
     monkeypatch.setattr(quantize, "_ROWS_AT_ONCE", 7)
@@ -44,5 +45,8 @@ def test_the_reference_multiplies_the_numbers_that_are_stored() -> None:
     exact = weight.rows(torch.arange(40))
     torch.testing.assert_close(linear(x), x @ exact.T)
     assert torch.equal(linear.rows(ids), exact[ids])
+    large = torch.full((1, 24), 30.0, dtype=torch.float16)
+    halves = quantize_weight(torch.full((1, 24), 0.5, dtype=torch.float16))
+    assert reference.linear(halves)(large).item() == 360.0
     assert linear(x.to(torch.bfloat16)).dtype == torch.bfloat16
     assert linear(x.to(torch.bfloat16), torch.float32).dtype == torch.float32

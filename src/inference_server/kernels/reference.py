@@ -41,8 +41,9 @@ class DequantizedLinear:
     weight: QuantizedWeight
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        values, scales, dtype = self.weight.values, self.weight.scales, self.weight.dtype
-        return (F.linear(x.to(dtype), values.to(dtype)) * scales).to(out_dtype or x.dtype)
+        dtype = self.weight.dtype
+        fractions = self.weight.values.to(dtype) * 2**-7  # exact, and below 1: sums of whole values could be too large for float16
+        return (F.linear(x.to(dtype), fractions) * (self.weight.scales * 2**7)).to(out_dtype or x.dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.weight.rows(ids)
