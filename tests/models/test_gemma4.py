@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from inference_server.core.errors import ModelLoadError
-from inference_server.kernels.cpu_linear import Linear
+from inference_server.kernels.ops import Linear
 from inference_server.models.attention import FULL, SLIDING
 from inference_server.models.fields import RopeParameters
 from inference_server.models.gemma4 import Gemma4, Gemma4Config

@@ -1,7 +1,7 @@
-"""Linear layers with int8 weights on CPUs: integer products, so a step reads half the bytes of bfloat16 and multiplies four times as fast.
+"""Linear layers with int8 weights on CPUs: a step reads half the bytes of bfloat16, and with VNNI multiplies more than twice as fast.
 
 Activations are quantised too, on the spot, each group of GROUP features of a token with its own scale: products of bytes are what CPUs
-are fast at, and one scale a token would cost Gemma 3 270M a percent of perplexity. Sums of a group are exact integers; its scale joins
+are fast at, and one scale a token would cost Gemma 3 270M four percent of perplexity. Sums of a group are exact integers; its scale joins
 them in float32, groups in order. So a row's result is the same bits for any batch size, neighbours or thread count, and on any CPU.
 
 A panel is one vector of output features for all of K; its word (k / 4, lane) holds four weights of feature `lane`, plus 128, for the
