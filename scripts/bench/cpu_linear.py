@@ -6,6 +6,7 @@ Shapes are those of Gemma 3 270M. The best of several calls counts, in microseco
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ def main() -> None:
             if name == "lm_head" and rows >= MANY_ROWS:
                 continue
             x = torch.randn(rows, k)
-            times = {kind: best_us(lambda layer=layer, x=x: layer(x), args.seconds) for kind, layer in layers.items()}
+            times = {kind: best_us(partial(layer, x), args.seconds) for kind, layer in layers.items()}
             figures = [f"{kind} {us:>8.0f} us {2e-3 * rows * num_features * k / us:>6.0f} Gop/s" for kind, us in times.items()]
             print(f"{name:>12}, {rows:>3} rows: {'   '.join(figures)}", flush=True)
 
