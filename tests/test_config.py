@@ -103,7 +103,7 @@ def test_bad_values_get_one_line_that_names_them(capsys: pytest.CaptureFixture[s
 
 
 def test_what_is_not_built_is_refused_by_name_and_never_ignored(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refusal(capsys, "--quantization", "int8") == "inference-server: QUANTIZATION: this version only takes none"
+    assert refusal(capsys, "--otlp-endpoint", "collector") == "inference-server: OTLP_ENDPOINT: this version only takes no value"
     assert "API_KEYS" in refusal(capsys, "--api-keys", "secret")
     assert all(Settings.model_fields[name].default in values for name, values in AVAILABLE.items())
 
@@ -151,11 +151,11 @@ def test_every_value_reaches_its_option() -> None:
         "kv-cache-num-blocks": "99", "kv-cache-memory-fraction": "0.5", "max-active-kv-tokens": "55", "load-format": "dummy",
         "prefill-mode": "chunked", "prefill-chunk-size": "11", "max-model-len": "1234", "max-queue-size": "12",
         "admission-deadline-s": "3", "request-deadline-s": "4", "default-max-tokens": "13", "check-integrity": "true", "cors-origins": "http://a",
-        "cuda-graph-sizes": "1,4", "ple-offload": "true",
+        "cuda-graph-sizes": "1,4", "ple-offload": "true", "quantization": "int8",
     }  # fmt: skip
     settings = Settings.from_cli([part for name, value in argv.items() for part in (f"--{name}", value)])
     assert settings.model_options() == ModelOptions(
-        "org/model", "v1", Path("/weights"), "hf", "cuda:1", "float16", "dummy", 7, 77, 1234, (1, 4), True
+        "org/model", "v1", Path("/weights"), "hf", "cuda:1", "float16", "int8", "dummy", 7, 77, 1234, (1, 4), True
     )
     assert settings.cache_options() == CacheOptions(32, 99, 0.5, 55)
     assert settings.scheduler_options() == SchedulerOptions(7, 77, PrefillMode.CHUNKED, 11)

@@ -22,7 +22,6 @@ EMBEDDED_MODEL = "embedded"
 # What this version can run, for the settings whose full range is not built yet. Anything else is refused by name, never ignored.
 AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
-        "quantization": ("none",),
         "custom_backend_compile": (False,),
         "telemetry_dir": (None,),
         "timeline_dir": (None,),
@@ -63,7 +62,7 @@ class Settings(BaseSettings):
         "auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto (CUDA, then MPS, then CPU), cpu, mps, cuda or cuda:N"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto, float32, bfloat16 or float16")
-    quantization: Literal["none", "int8"] = Field("none", description="none or int8")
+    quantization: Literal["none", "int8"] = Field("none", description="none, or int8: linear layers in int8, by output feature")
     load_format: Literal["auto", "dummy"] = Field("auto", description="auto (real weights) or dummy (random weights)")
     chat_template: FilePath | None = Field(None, description="Jinja file that replaces the model's own chat template")
     max_model_len: int | None = Field(None, gt=1, description="Longest prompt plus output in tokens; unset: the model's own limit")
@@ -146,6 +145,7 @@ class Settings(BaseSettings):
             backend=self.backend,
             device=self.device,
             dtype=self.dtype,
+            quantization=self.quantization,
             load_format=self.load_format,
             max_batch_size=self.max_batch_size,
             max_batched_tokens=self.max_batched_tokens,

@@ -55,3 +55,8 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
 def test_transformers_has_no_tables_to_offload(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="PLE_OFFLOAD needs a hand-written forward"):
         create_backend(replace(options(), backend="hf", ple_offload=True), folder_of(tmp_path, "Gemma3ForCausalLM"))
+
+
+def test_transformers_does_not_quantise(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="QUANTIZATION=int8"):
+        create_backend(replace(options(), backend="hf", quantization="int8"), folder_of(tmp_path, "Gemma3ForCausalLM"))

@@ -6,6 +6,7 @@ from forward_driver import DictSource
 from torch import Tensor
 
 from inference_server.core.errors import ModelLoadError
+from inference_server.kernels.reference import DequantizedLinear, StockLinear
 from inference_server.models.registry import find_family
 from inference_server.models.weights import Weights
 
@@ -20,6 +21,14 @@ def test_taking_converts_and_counts() -> None:
     assert root.at("a").take("b.weight", 2, 3, dtype=torch.float32).dtype == torch.float32
     assert root.at("a").linear(3, b=2, c=1)(torch.ones(1, 3)).tolist() == [[3.0, 3.0, 0.0]]
     assert root.num_parameters == 9
+    root.check_all_taken()
+
+
+def test_layers_are_quantised_unless_they_are_too_sensitive() -> None:
+    source = {"layer.weight": torch.ones(2, 3), "router.weight": torch.ones(2, 3)}
+    root = Weights(DictSource(source), torch.device("cpu"), torch.bfloat16, quantize=True)
+    assert isinstance(root.linear(3, layer=2).product, DequantizedLinear)
+    assert isinstance(root.unquantized().linear(3, router=2).product, StockLinear)
     root.check_all_taken()
 
 

@@ -43,6 +43,8 @@ def _transformers(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
         raise ModelLoadError("PLE_OFFLOAD needs a hand-written forward, and this model would run on BACKEND=hf")
     if options.block_mass:
         raise ModelLoadError("EVICTION_POLICY=h2o needs attention weights, which transformers does not give; use lru or sink_lru")
+    if options.quantization != "none":
+        raise ModelLoadError(f"QUANTIZATION={options.quantization} needs a hand-written forward; transformers runs this model")
     from inference_server.backends.torch_backend import TorchBackend
     from inference_server.sampling.token_sampler import TokenSampler
 

@@ -48,11 +48,12 @@ def load_paged_model(options: ModelOptions, folder: Path, open_checkpoint: OpenC
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelLoadError(f"{folder / 'config.json'} is damaged: {error!r}") from error
     host_table = select_host_table(device) if options.ple_offload else None
+    quantize = options.quantization == "int8"
     try:
         if options.load_format == "dummy":
-            weights: Weights = RandomWeights(device, dtype, ops, host_table)
+            weights: Weights = RandomWeights(device, dtype, ops, host_table, quantize)
         else:
-            weights = Weights(open_checkpoint(folder), device, dtype, ops, host_table)
+            weights = Weights(open_checkpoint(folder), device, dtype, ops, host_table, quantize)
         with closing(weights):
             model = family.model(config, weights)
     except (RuntimeError, MemoryError) as error:  # out of memory is either

@@ -27,7 +27,7 @@ class ModelOptions:
 
     max_batch_size, max_batched_tokens: rows and tokens of the largest step. max_model_len: None for the model's own.
     cuda_graph_sizes: rows of the steps to capture; empty for the usual ones, (0,) for none. ple_offload: embeddings for every
-    layer stay in the host's memory. block_mass: measure attention by block.
+    layer stay in the host's memory. block_mass: measure attention by block. quantization: "none" or "int8".
     """
 
     model_name: str
@@ -36,6 +36,7 @@ class ModelOptions:
     backend: str = "auto"
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = "none"
     load_format: str = "auto"
     max_batch_size: int = 64
     max_batched_tokens: int = 2048

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from inference_server.kernels.quantize import QuantizedWeight
 from inference_server.kernels.step_rows import StepRows, TokenPlaces
 
 
@@ -63,7 +64,7 @@ class Linear(Protocol):
         ...
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Returns the weight rows `[T, K]` of `ids` `[T]`: the embedding lookup of a tied output head."""
+        """Returns the weight rows `[T, K]` of `ids` `[T]`, of int8 weights in float32: the embedding lookup of a tied output head."""
         ...
 
 
@@ -113,7 +114,7 @@ class KVSlots(NamedTuple):
 class Ops(Protocol):
     """Each method is documented where it is defined, in `kernels.reference`."""
 
-    def linear(self, weight: Tensor, epilogue: Epilogue = PLAIN) -> FusedLinear: ...
+    def linear(self, weight: Tensor | QuantizedWeight, epilogue: Epilogue = PLAIN) -> FusedLinear: ...
 
     def experts(self, gate_up: Tensor, down: Tensor, activation: Activation) -> Experts: ...
 

@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inference_server.kernels.composed import ComposedLinear, activate
-from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue, Experts, FusedLinear, KVSlots
+from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue, Experts, FusedLinear, KVSlots, Linear
+from inference_server.kernels.quantize import QuantizedWeight
 from inference_server.kernels.step_rows import StepRows, TokenPlaces
 
-QUERY_CHUNK = 512  # queries of one row handled at a time: a mask is [QUERY_CHUNK, keys], never [tokens, tokens]
+QUERY_CHUNK = 256  # queries of one row handled at a time: a mask is [QUERY_CHUNK, keys], never [tokens, tokens]
 PACK_KEYS = 2048  # keys of decode rows gathered at a time, padding included: few enough to stay in the cache
 
 
@@ -35,6 +36,26 @@ class StockLinear:
 
 
 @dataclass(frozen=True, slots=True)
+class DequantizedLinear:
+    """A linear layer of int8 weights, multiplied as the numbers they stand for; activations stay as they are."""
+
+    weight: QuantizedWeight
+
+    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        dtype = self.weight.dtype
+        fractions = self.weight.values.to(dtype) * 2**-7  # exact, and below 1: sums of whole values could be too large for float16
+        return (F.linear(x.to(dtype), fractions) * (self.weight.scales * 2**7)).to(out_dtype or x.dtype)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.weight.rows(ids)
+
+
+def product(weight: Tensor | QuantizedWeight) -> Linear:
+    """The plain product by the transpose of `weight` [N, K]."""
+    return DequantizedLinear(weight) if isinstance(weight, QuantizedWeight) else StockLinear(weight)
+
+
+@dataclass(frozen=True, slots=True)
 class StockExperts:
     """gate_up [experts, 2 * size, hidden_size], gate first; down [experts, hidden_size, size]."""
 
@@ -46,9 +67,9 @@ class StockExperts:
         return moe_experts(x, self.gate_up, self.down, expert_ids, weights, self.activation)
 
 
-def linear(weight: Tensor, epilogue: Epilogue = PLAIN) -> FusedLinear:
+def linear(weight: Tensor | QuantizedWeight, epilogue: Epilogue = PLAIN) -> FusedLinear:
     """The layer that multiplies by the transpose of `weight`: [N, K], or [2 N, K] for a gated epilogue."""
-    return ComposedLinear(StockLinear(weight), epilogue, gated, add_norm)
+    return ComposedLinear(product(weight), epilogue, gated, add_norm)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -247,7 +247,7 @@ class ParallelExperts:
     """Experts beside the dense MLP: they read the residual stream through norms of their own, and the two results are added."""
 
     def __init__(self, config: Gemma4Config, weights: Weights) -> None:
-        hidden_size, router = config.hidden_size, weights.at("router")
+        hidden_size, router = config.hidden_size, weights.at("router").unquantized()
         norm = partial(norm_weight, weights, size=hidden_size)
         self.eps = config.rms_norm_eps
         self.router_norm = router.take("scale", hidden_size, dtype=torch.float32) * hidden_size**-0.5

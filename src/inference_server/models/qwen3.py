@@ -161,7 +161,7 @@ class SparseMLP:
 
     def __init__(self, config: Qwen3Config, weights: Weights, norm: AddNorm) -> None:
         self.norm = norm
-        self.router = weights.linear(config.hidden_size, _FLOAT32, gate=config.num_experts)
+        self.router = weights.unquantized().linear(config.hidden_size, _FLOAT32, gate=config.num_experts)
         self.top_k, self.normalize = config.experts_per_token, config.normalize_expert_weights
         self.experts = load_experts(weights.at("experts"), config.num_experts, config.hidden_size, config.expert_size, Activation.SILU)
         self.ops = weights.ops

@@ -18,6 +18,7 @@ from torch.nn import functional
 from inference_server.core.errors import ModelLoadError
 from inference_server.kernels import reference
 from inference_server.kernels.ops import PLAIN, Epilogue, FusedLinear, Ops
+from inference_server.kernels.quantize import quantize_weight
 
 _TEXT_PREFIXES = ("model.language_model", "language_model.model", "model")
 _OTHER_MODALITIES = ("vision_tower", "audio_tower", "multi_modal_projector", "embed_vision", "embed_audio", "vision_embedder")
@@ -47,7 +48,7 @@ class Weights:
     """A checkpoint seen from one of its name prefixes. All tensors come on `device`, in `dtype` unless another is asked for.
 
     ops: the operations for this device, which the model takes from here too. host_table: makes a lookup for ids on the device of a
-    table that stays in the host's memory; None keeps tables on the device too.
+    table that stays in the host's memory; None keeps tables on the device too. quantize: linear layers to int8, as each is read.
     """
 
     def __init__(
@@ -57,11 +58,13 @@ class Weights:
         dtype: torch.dtype,
         ops: Ops = reference,
         host_table: Callable[[Tensor], Lookup] | None = None,
+        quantize: bool = False,
     ) -> None:
         self.device = device
         self.dtype = dtype
         self.ops = ops
         self._host_table = host_table
+        self._quantize = quantize
         self._source = source
         self._prefix = ""
         self._names = frozenset(source.names())
@@ -77,6 +80,12 @@ class Weights:
     def text(self) -> "Weights":
         """The view of the language model, which multimodal checkpoints keep deeper than others."""
         return self.at(next((prefix for prefix in _TEXT_PREFIXES if f"{prefix}.embed_tokens.weight" in self), "model"))
+
+    def unquantized(self) -> "Weights":
+        """The same view, for layers that stay as they are: routers, where a small error is another expert."""
+        view = copy(self)
+        view._quantize = False
+        return view
 
     def __contains__(self, name: str) -> bool:
         return self._prefix + name in self._names
@@ -118,7 +127,7 @@ class Weights:
         weight = torch.empty(sum(out_features.values()), in_features, dtype=self.dtype, device=self.device)
         for name, rows in zip(out_features, weight.split(list(out_features.values())), strict=True):
             self.read(f"{name}.weight", rows)
-        return self.ops.linear(weight, epilogue)
+        return self.ops.linear(quantize_weight(weight) if self._quantize else weight, epilogue)
 
     def table(self, name: str, rows: int, width: int) -> Lookup:
         """The matrix of this name, of which only rows are ever read."""
@@ -150,9 +159,14 @@ class RandomWeights(Weights):
     """Stands in for a checkpoint that holds whatever is asked for: small random values, to measure without weights."""
 
     def __init__(
-        self, device: torch.device, dtype: torch.dtype, ops: Ops = reference, host_table: Callable[[Tensor], Lookup] | None = None
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        ops: Ops = reference,
+        host_table: Callable[[Tensor], Lookup] | None = None,
+        quantize: bool = False,
     ) -> None:
-        super().__init__(_EmptySource(), device, dtype, ops, host_table)
+        super().__init__(_EmptySource(), device, dtype, ops, host_table, quantize)
 
     def read(self, name: str, out: Tensor) -> None:
         out.normal_(std=0.02)
