@@ -22,10 +22,11 @@ from model_shapes import shapes_of
 from torch import Tensor
 
 from inference_server.kernels import reference
+from inference_server.kernels.few_rows import few_rows
 from inference_server.kernels.fused_norm import add_norm
-from inference_server.kernels.gemv import few_rows, one_row
 from inference_server.kernels.launch import TABLE_PATH, LaunchConfig, table_key
 from inference_server.kernels.linear import TritonLinear, operation
+from inference_server.kernels.one_row import one_row
 from inference_server.kernels.ops import AddNorm, Epilogue
 from inference_server.kernels.quantize import QuantizedWeight, quantize_weight
 
