@@ -98,6 +98,15 @@ def test_one_row_in_bfloat16_whatever_the_block_sizes(config: LaunchConfig) -> N
         assert_near(mine, expected)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_float16(rows: int) -> None:
+    torch.manual_seed(0)
+    x, weight = randn(rows, 48, dtype=torch.float16), weights(40, 48, torch.float16)
+    layer = TritonLinear(weight, EPILOGUES[3], torch.float16)
+    assert (layer(x) - exact_linear(x, weight, EPILOGUES[3])).abs().max() < 1e-3
+    assert_near(few_rows(x, weight, PLAIN, None, CONFIG), exact_linear(x, weight))
+
+
 def test_a_row_of_few_does_not_depend_on_the_others() -> None:
     torch.manual_seed(0)
     x, weight = randn(7, 64), weights(40, 64)
