@@ -18,18 +18,17 @@ from multiprocessing import get_context
 import torch
 from expert_launch import ExpertShape, compile_experts, tune_experts
 from graph_timer import copy_bytes_per_ms, graph_ms
-from released_configs import CONFIGS
+from model_shapes import shapes_of
 from torch import Tensor
 
 from inference_server.kernels import reference
+from inference_server.kernels.few_rows import few_rows
 from inference_server.kernels.fused_norm import add_norm
-from inference_server.kernels.gemv import few_rows, one_row
 from inference_server.kernels.launch import TABLE_PATH, LaunchConfig, table_key
 from inference_server.kernels.linear import TritonLinear, operation
-from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Epilogue, Experts, FusedLinear
+from inference_server.kernels.one_row import one_row
+from inference_server.kernels.ops import AddNorm, Epilogue
 from inference_server.kernels.quantize import QuantizedWeight, quantize_weight
-from inference_server.models.registry import find_family
-from inference_server.models.weights import RandomWeights
 
 ROTATED_BYTES = 300_000_000
 MAX_ERROR = 0.01
@@ -53,25 +52,6 @@ class Case:
     @property
     def key(self) -> str:
         return table_key(operation(self.rows, self.epilogue, norm=self.norm, split=self.split, int8=self.int8), self.n, self.k)
-
-
-class ShapeRecorder:
-    """The reference operations, which note what each linear layer and each set of experts is made of."""
-
-    def __init__(self) -> None:
-        self.layers: dict[tuple[int, int, Epilogue], None] = {}
-        self.experts_shapes: set[torch.Size] = set()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(reference, name)
-
-    def linear(self, weight: Tensor, epilogue: Epilogue = PLAIN) -> FusedLinear:
-        self.layers[weight.shape[0], weight.shape[1], epilogue] = None
-        return reference.linear(weight, epilogue)
-
-    def experts(self, gate_up: Tensor, down: Tensor, activation: Activation) -> Experts:
-        self.experts_shapes.add(down.shape)
-        return reference.experts(gate_up, down, activation)
 
 
 class Bench:
@@ -129,16 +109,6 @@ class Bench:
     def _followed(self, y: Tensor) -> Tensor:
         """What adds up partial sums is part of their cost."""
         return add_norm(self.stream, y, self.after)[1] if self.after else y
-
-
-def shapes_of(model: str) -> ShapeRecorder:
-    """What the model is made of, without its memory."""
-    found = find_family(CONFIGS[model])
-    assert found is not None
-    recorder = ShapeRecorder()
-    weights = RandomWeights(torch.device("meta"), torch.bfloat16, recorder)  # type: ignore[arg-type]
-    found[1].model(found[1].config_from_dict(CONFIGS[model]), weights)
-    return recorder
 
 
 def cases(rows: int, n: int, k: int, epilogue: Epilogue, int8: bool) -> Iterator[Case]:

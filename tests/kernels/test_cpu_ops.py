@@ -9,7 +9,7 @@ from torch import Tensor
 
 from inference_server.kernels import cpu_jit, reference
 from inference_server.kernels.cpu_ops import CpuOps, compile_cpu_ops
-from inference_server.kernels.ops import Activation, KVSlots
+from inference_server.kernels.ops import Activation, AddNorm, KVSlots
 from inference_server.kernels.step_rows import StepRows
 
 BF16 = torch.bfloat16
@@ -69,10 +69,11 @@ def test_rms_norm(ops: CpuOps, rows: int, size: int) -> None:
 @pytest.mark.parametrize("rows, size", [(1, 640), (3, 7), (17, 100)])
 @pytest.mark.parametrize("scale", [1.0, 0.7])
 @pytest.mark.parametrize("with_next", [True, False])
-def test_add_rms_norm(ops: CpuOps, rows: int, size: int, scale: float, with_next: bool) -> None:
-    residual, x, weight, following = random(rows, size), random(rows, size, seed=1), random(size, seed=2), random(size, seed=3)
-    arguments = residual, x, weight, following if with_next else None, 1e-6, scale
-    for result, expected in zip(ops.add_rms_norm(*arguments), reference.add_rms_norm(*arguments), strict=True):
+@pytest.mark.parametrize("with_stream, with_post", [(True, True), (True, False), (False, False)])
+def test_add_norm(ops: CpuOps, rows: int, size: int, scale: float, with_next: bool, with_stream: bool, with_post: bool) -> None:
+    post, pre = random(size, seed=2) if with_post else None, random(size, seed=3) if with_next else None
+    arguments = random(rows, size) if with_stream else None, random(rows, size, seed=1), AddNorm(post, pre, 1e-6, scale)
+    for result, expected in zip(ops.add_norm(*arguments), reference.add_norm(*arguments), strict=True):
         torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-5)
 
 
@@ -167,8 +168,9 @@ def test_decode_attention_is_the_same_bits_in_every_batch_and_thread_count(ops: 
 
 def test_rows_do_not_depend_on_their_batch(ops: CpuOps) -> None:
     x, weight = random(9, 640), random(640, seed=1)
-    alone = [ops.add_rms_norm(row[None], row[None], weight, weight, 1e-6)[1] for row in x]
-    assert torch.equal(ops.add_rms_norm(x, x.clone(), weight, weight, 1e-6)[1], torch.cat(alone))
+    norm = AddNorm(weight, weight, 1e-6)
+    alone = [ops.add_norm(row[None], row[None], norm)[1] for row in x]
+    assert torch.equal(ops.add_norm(x, x.clone(), norm)[1], torch.cat(alone))
     assert torch.equal(ops.gated(x, Activation.GELU_TANH), torch.cat([ops.gated(row[None], Activation.GELU_TANH) for row in x]))
 
 

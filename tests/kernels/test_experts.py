@@ -62,9 +62,22 @@ def test_few_rows(tokens: int, activation: Activation) -> None:
     check(tokens, 6, 3, 48, 40, activation, torch.float32)
 
 
-def test_many_rows() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_many_rows(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    check(70, 5, 2, 32, 24, Activation.SILU, torch.float32)
+    check(70, 5, 2, 32, 24, Activation.SILU, dtype)
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_a_token_does_not_depend_on_the_others(tokens: int) -> None:
+    """Twice the same bits, and what a neighbour brings, NaN included, stays with it."""
+    torch.manual_seed(0)
+    layer = TritonExperts(weights(6 * 32, 24).view(6, 32, 24), weights(6 * 24, 16).view(6, 24, 16), Activation.SILU)
+    x, (expert_ids, shares) = randn(tokens, 24), reference.route(randn(tokens, 6), 2, normalize=True)
+    first = layer(x, expert_ids.int(), shares)
+    x[1:] = torch.nan
+    again = layer(x, expert_ids.int(), shares)
+    assert again[..., :1, :].equal(first[..., :1, :])
 
 
 @pytest.mark.gpu

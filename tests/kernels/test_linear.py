@@ -5,10 +5,11 @@ import torch
 from triton_cases import assert_near, exact_after, exact_linear, norm_weight, randn, weights
 
 from inference_server.kernels import linear, reference
+from inference_server.kernels.few_rows import few_rows
 from inference_server.kernels.fused_norm import add_norm
-from inference_server.kernels.gemv import few_rows, one_row
 from inference_server.kernels.launch import LaunchConfig
 from inference_server.kernels.linear import TritonLinear, operation
+from inference_server.kernels.one_row import one_row
 from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Epilogue
 from inference_server.kernels.quantize import quantize_weight
 
@@ -95,6 +96,15 @@ def test_one_row_in_bfloat16_whatever_the_block_sizes(config: LaunchConfig) -> N
     got = one_row(residual, x, norm, weight, epilogue, None, config)
     for mine, expected in zip(got, exact_after(residual, x, norm, weight, epilogue), strict=True):
         assert_near(mine, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_float16(rows: int) -> None:
+    torch.manual_seed(0)
+    x, weight = randn(rows, 48, dtype=torch.float16), weights(40, 48, torch.float16)
+    layer = TritonLinear(weight, EPILOGUES[3], torch.float16)
+    assert (layer(x) - exact_linear(x, weight, EPILOGUES[3])).abs().max() < 1e-3
+    assert_near(few_rows(x, weight, PLAIN, None, CONFIG), exact_linear(x, weight))
 
 
 def test_a_row_of_few_does_not_depend_on_the_others() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from inference_server.kernels import quantize, reference
+from inference_server.kernels.ops import Epilogue
 from inference_server.kernels.quantize import quantize_groups, quantize_weight
 
 
@@ -49,4 +50,4 @@ def test_the_reference_multiplies_the_numbers_that_are_stored() -> None:
     halves = quantize_weight(torch.full((1, 24), 0.5, dtype=torch.float16))
     assert reference.linear(halves)(large).item() == 360.0
     assert linear(x.to(torch.bfloat16)).dtype == torch.bfloat16
-    assert linear(x.to(torch.bfloat16), torch.float32).dtype == torch.float32
+    assert reference.linear(weight, Epilogue(out_dtype=torch.float32))(x.to(torch.bfloat16)).dtype == torch.float32

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inference_server.kernels.activations import activate
 from inference_server.kernels.expert_blocks import expert_blocks
-from inference_server.kernels.gemv import padded_rows
+from inference_server.kernels.few_rows import padded_rows
 from inference_server.kernels.launch import LaunchConfig, overlaps_launches, tuning
 from inference_server.kernels.ops import Activation
 

@@ -12,10 +12,11 @@ import triton
 from torch import Tensor
 
 from inference_server.kernels.dequantize import dequantize
+from inference_server.kernels.few_rows import few_rows, padded_rows
 from inference_server.kernels.fused_norm import add_norm
 from inference_server.kernels.gated import gated, gated_by, softcapped
-from inference_server.kernels.gemv import few_rows, one_row, padded_rows
 from inference_server.kernels.launch import LaunchConfig, tuning
+from inference_server.kernels.one_row import one_row
 from inference_server.kernels.ops import AddNorm, Epilogue
 
 MAX_FEW_ROWS = 64  # above this the weight is no longer all that counts

@@ -54,19 +54,15 @@ def _route_kernel(
     share = exponential / tl.sum(exponential)
     share = tl.where(share == share, share, 0.0)
     left = tl.where(expert < num_experts, share, -1.0)
-    chosen = tl.zeros((BLOCK,), tl.int1)
+    rank = tl.full((BLOCK,), -1, tl.int32)
     for choice in tl.static_range(TOP_K):
-        best = tl.argmax(left, 0, tie_break_left=True)
-        tl.store(expert_ids + token * TOP_K + choice, best)
-        chosen = chosen | (expert == best)
-        left = tl.where(expert == best, -1.0, left)
-    factor = tl.where(chosen, share, 0.0)
+        best = expert == tl.argmax(left, 0, tie_break_left=True)
+        rank = tl.where(best, choice, rank)
+        left = tl.where(best, -1.0, left)
+    factor = tl.where(rank >= 0, share, 0.0)
     if NORMALIZE:
         factor = factor / tl.sum(factor)
     if SCALED:
         factor *= tl.load(expert_scale + expert, mask=expert < num_experts, other=0.0)
-    left = tl.where(expert < num_experts, share, -1.0)
-    for choice in tl.static_range(TOP_K):
-        best = tl.argmax(left, 0, tie_break_left=True)
-        tl.store(weights + token * TOP_K + choice, tl.sum(tl.where(expert == best, factor, 0.0)))
-        left = tl.where(expert == best, -1.0, left)
+    tl.store(expert_ids + token * TOP_K + rank, expert, mask=rank >= 0)
+    tl.store(weights + token * TOP_K + rank, factor, mask=rank >= 0)
