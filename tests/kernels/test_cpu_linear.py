@@ -128,4 +128,4 @@ def test_the_widest_unit_of_a_cpu_is_chosen() -> None:
 
 def test_without_vectors_torch_multiplies() -> None:
     kernels = dict.fromkeys(("rms_norm", "add_rms_norm", "norm_rotate_store", "decode_attention", "gated_gelu_tanh", "gated_silu"))
-    assert isinstance(CpuOps(kernels, None).linear(random_weight(48, 40)), StockLinear)
+    assert isinstance(CpuOps(kernels, None).linear(random_weight(48, 40)).product, StockLinear)
