@@ -104,12 +104,17 @@ def test_bad_values_get_one_line_that_names_them(capsys: pytest.CaptureFixture[s
 
 def test_what_is_not_built_is_refused_by_name_and_never_ignored(capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal(capsys, "--otlp-endpoint", "collector") == "inference-server: OTLP_ENDPOINT: this version only takes no value"
-    assert "API_KEYS" in refusal(capsys, "--api-keys", "secret")
+    assert "TIMELINE_DIR" in refusal(capsys, "--timeline-dir", "somewhere")
     assert all(Settings.model_fields[name].default in values for name, values in AVAILABLE.items())
 
 
-def test_a_refused_secret_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "hunter2" not in refusal(capsys, "--metrics-key", "hunter2")
+@pytest.mark.parametrize("flag", ["--metrics-key", "--api-keys"])
+def test_a_secret_is_printed_nowhere(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    refused = refusal(capsys, flag, "hunter2 ä")
+    assert "Keys are printable ASCII without spaces" in refused
+    assert "hunter2" not in refused
+    settings = Settings.from_cli([flag, "hunter2"])
+    assert "hunter2" not in f"{settings} {settings.api_options()}"
 
 
 def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,6 +157,7 @@ def test_every_value_reaches_its_option() -> None:
         "prefill-mode": "chunked", "prefill-chunk-size": "11", "unnoticed-itl-ms": "2.5", "max-model-len": "1234", "max-queue-size": "12",
         "admission-deadline-s": "3", "request-deadline-s": "4", "default-max-tokens": "13", "check-integrity": "true", "cors-origins": "http://a",
         "cuda-graph-sizes": "1,4", "ple-offload": "true", "quantization": "int8",
+        "api-keys": "a,b", "metrics-key": "c", "rate-limit-rpm": "60",
     }  # fmt: skip
     settings = Settings.from_cli([part for name, value in argv.items() for part in (f"--{name}", value)])
     assert settings.model_options() == ModelOptions(
@@ -160,7 +166,7 @@ def test_every_value_reaches_its_option() -> None:
     assert settings.cache_options() == CacheOptions(32, 99, 0.5, 55)
     assert settings.scheduler_options() == SchedulerOptions(7, 77, PrefillMode.CHUNKED, 11, 2.5)
     assert settings.engine_options() == EngineOptions(1234, 12, 3.0, 4.0, 13, check_integrity=True)
-    assert settings.api_options() == ApiOptions("m", ("http://a",))
+    assert settings.api_options() == ApiOptions("m", ("http://a",), ("a", "b"), "c", 60)
 
 
 @pytest.mark.parametrize(("policy", "cached", "measured"), [("h2o", True, True), ("h2o", False, False), ("lru", True, False)])
@@ -170,7 +176,7 @@ def test_attention_is_measured_only_for_the_policy_that_reads_it(policy: str, ca
 
 
 def test_every_option_field_is_filled_or_a_known_constant() -> None:
-    constants = {"stall_after_s", "max_body_bytes", "body_deadline_s", "ping_interval_s"}
+    constants = {"stall_after_s", "max_header_bytes", "max_body_bytes", "body_deadline_s", "ping_interval_s"}
     renamed = {"block_size", "num_blocks", "memory_fraction", "max_active_tokens", "cache_dir", "block_mass"}
     names = {field.name for option in OPTIONS for field in dataclasses.fields(option)}
     assert names - set(Settings.model_fields) == constants | renamed

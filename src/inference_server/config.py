@@ -26,9 +26,6 @@ AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "telemetry_dir": (None,),
         "timeline_dir": (None,),
         "otlp_endpoint": (None,),
-        "api_keys": ((),),
-        "metrics_key": (None,),
-        "rate_limit_rpm": (None,),
         "enable_simulator": (False,),
     }
 )
@@ -106,10 +103,12 @@ class Settings(BaseSettings):
     timeline_dir: Path | None = Field(None, description="Folder for the engine's event timeline; unset: none")
     otlp_endpoint: str | None = Field(None, description="OpenTelemetry collector; unset: none")
     api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), repr=False, description="Keys that clients must send, comma separated; unset: open"
+        (), repr=False, description="Keys of which clients must send one as a bearer token, comma separated; unset: open"
     )
-    metrics_key: str | None = Field(None, repr=False, description="Key that /metrics asks for; unset: open")
-    rate_limit_rpm: int | None = Field(None, gt=0, description="Requests a minute for each key; unset: no limit")
+    metrics_key: str | None = Field(None, repr=False, description="Bearer token that /metrics asks for; unset: open")
+    rate_limit_rpm: int | None = Field(
+        None, gt=0, description="Generations a minute for each API key, or address without keys; unset: no limit"
+    )
     enable_simulator: bool = Field(False, description="Serve /simulate/*")
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Origins that browsers may call from, comma separated; unset: none"
@@ -193,7 +192,13 @@ class Settings(BaseSettings):
 
     def api_options(self) -> ApiOptions:
         """What the HTTP layer needs to know."""
-        return ApiOptions(served_model_name=self.served_model_name or self.model_name, cors_origins=self.cors_origins)
+        return ApiOptions(
+            served_model_name=self.served_model_name or self.model_name,
+            cors_origins=self.cors_origins,
+            api_keys=self.api_keys,
+            metrics_key=self.metrics_key,
+            rate_limit_rpm=self.rate_limit_rpm,
+        )
 
     @field_validator("api_keys", "cors_origins", "cuda_graph_sizes", mode="before")
     @classmethod
@@ -204,6 +209,14 @@ class Settings(BaseSettings):
     @classmethod
     def _lower(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value
+
+    @field_validator("api_keys", "metrics_key")
+    @classmethod
+    def _fit_for_a_header(cls, value: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
+        keys = (value,) if isinstance(value, str) else value or ()
+        if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
+            raise ValueError("Keys are printable ASCII without spaces")
+        return value
 
     @field_validator("kv_cache_block_size")
     @classmethod

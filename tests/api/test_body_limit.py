@@ -1,15 +1,17 @@
-"""`BodyLimit` on its own: how long a body may take, and that a whole one lifts the limit."""
+"""`BodyLimit` on its own: how long a body may take, and that a whole one lifts the limit. `HeaderLimit` over HTTP."""
 
 import asyncio
 from collections.abc import Sequence
 
 import pytest
+from api_server import TestServer
 from fastapi import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from inference_server.api.middleware import BodyLimit
 
 DEADLINE_S = 0.05
+LONG = "a" * 40_000
 
 
 def receive_through_limit(messages: Sequence[Message | float], count: int) -> list[str]:
@@ -54,3 +56,11 @@ def test_a_trickle_does_not_put_the_deadline_off() -> None:
 def test_after_the_body_the_wait_for_a_disconnect_has_no_limit() -> None:
     messages = [piece(more=True), piece(more=False), DEADLINE_S * 2, {"type": "http.disconnect"}]
     assert receive_through_limit(messages, 3) == ["http.request", "http.request", "http.disconnect"]
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [("/version", {}, 200), ("/version", {"x-long": LONG}, 431), (f"/{LONG}", {}, 414), (f"/version?q={LONG}", {}, 414)],
+)
+def test_headers_and_targets_have_a_limit(server: TestServer, path: str, headers: dict[str, str], status: int) -> None:
+    assert server.client.get(path, headers=headers).status_code == status

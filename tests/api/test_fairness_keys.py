@@ -7,9 +7,9 @@ from fastapi import Request
 from inference_server.api.fairness import fairness_key
 
 
-def key_of(session: str = "", authorization: str | None = None, address: str = "10.0.0.1") -> str:
+def key_of(session: str = "", authorization: str | None = None, address: str = "10.0.0.1", **state: str) -> str:
     headers = [] if authorization is None else [(b"authorization", authorization.encode())]
-    return fairness_key(Request({"type": "http", "headers": headers, "client": (address, 1234)}), session)
+    return fairness_key(Request({"type": "http", "headers": headers, "client": (address, 1234), "state": state}), session)
 
 
 def test_the_api_key_comes_first_then_the_session_then_the_address() -> None:
@@ -32,6 +32,11 @@ def test_the_key_itself_is_not_shown() -> None:
 
 def test_a_placeholder_that_every_client_sends_does_not_make_them_one() -> None:
     assert key_of(authorization="Bearer none") != key_of(authorization="Bearer none", address="10.0.0.2")
+
+
+def test_a_key_that_was_checked_is_one_client_wherever_it_comes_from() -> None:
+    keys = {key_of("alice", "Bearer secret", address, client_key="key:1") for address in ("10.0.0.1", "10.0.0.2")}
+    assert keys == {"key:1"}
 
 
 def test_names_are_bounded() -> None:

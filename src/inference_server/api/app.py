@@ -6,9 +6,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Lifespan
 
 from inference_server import __version__
+from inference_server.api.access import AccessGate
 from inference_server.api.context import ApiContext
 from inference_server.api.errors import install_error_handlers
-from inference_server.api.middleware import AdmissionGate, BodyLimit, RequestEnvelope
+from inference_server.api.middleware import AdmissionGate, BodyLimit, HeaderLimit, RequestEnvelope
+from inference_server.api.rate_limit import RateLimit
 from inference_server.api.routes import generate, health, index, models, openai, responses, stats, tokens
 
 
@@ -32,12 +34,15 @@ def build_app(context: ApiContext, lifespan: Lifespan[FastAPI] | None = None) ->
 
 
 def _middleware(context: ApiContext) -> list[Middleware]:
-    layers = [
-        Middleware(RequestEnvelope, context=context),
-        Middleware(AdmissionGate, context=context),
-        Middleware(BodyLimit, max_bytes=context.options.max_body_bytes, deadline_s=context.options.body_deadline_s),
-    ]
-    if context.options.cors_origins:
-        cors = Middleware(CORSMiddleware, allow_origins=context.options.cors_origins, allow_methods=["*"], allow_headers=["*"])
-        layers.insert(1, cors)
+    """Outermost first. CORS stands before the gates, so that a page can read why it was refused."""
+    options = context.options
+    layers = [Middleware(RequestEnvelope, context=context), Middleware(HeaderLimit, max_bytes=options.max_header_bytes)]
+    if options.cors_origins:
+        layers.append(Middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["*"], allow_headers=["*"]))
+    if options.api_keys or options.metrics_key is not None:
+        layers.append(Middleware(AccessGate, api_keys=options.api_keys, metrics_key=options.metrics_key))
+    if options.rate_limit_rpm is not None:
+        layers.append(Middleware(RateLimit, per_minute=options.rate_limit_rpm, clock=context.clock))
+    layers.append(Middleware(AdmissionGate, context=context))
+    layers.append(Middleware(BodyLimit, max_bytes=options.max_body_bytes, deadline_s=options.body_deadline_s))
     return layers

@@ -1,4 +1,7 @@
-"""Pure ASGI middleware, outermost first: `RequestEnvelope`, `AdmissionGate`, `BodyLimit`. None of them buffers anything."""
+"""Pure ASGI middleware that buffers nothing: the envelope of every request, admission, and the limits of size.
+
+`api.app` says in which order it runs, together with `api.access` and `api.rate_limit`.
+"""
 
 import asyncio
 import logging
@@ -10,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inference_server.api.context import ApiContext
 from inference_server.api.errors import engine_error_response, error_body, json_error
+from inference_server.api.headers import GENERATION_ROUTES, header, is_generation, route_path
 from inference_server.core.errors import InferenceServerError
 
-GENERATION_ROUTES = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses"})
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CLIENT_ID = re.compile(rb"[A-Za-z0-9._:/-]{1,128}")
 
@@ -23,7 +26,7 @@ class RequestEnvelope:
     """Stamps the arrival, echoes X-Request-Id, times every request by its route, and answers 500 where nothing else did.
 
     `state.arrival_time` is in seconds of the engine's clock; `state.client_id` is the client's own id when it is well formed, else a
-    fresh one. It is only ever echoed and logged, never a key.
+    fresh one. It is only ever echoed and logged, never a key. `state.response_headers`: what every answer gets, for others to add to.
     """
 
     def __init__(self, app: ASGIApp, context: ApiContext) -> None:
@@ -34,16 +37,17 @@ class RequestEnvelope:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         arrival_time = self._context.clock()
-        sent = _header(scope, b"x-request-id")
+        sent = header(scope, b"x-request-id")
         client_id = sent if CLIENT_ID.fullmatch(sent) else uuid.uuid4().hex.encode()
-        scope.setdefault("state", {}).update(arrival_time=arrival_time, client_id=client_id.decode())
+        response_headers = [(b"x-request-id", client_id)]
+        scope.setdefault("state", {}).update(arrival_time=arrival_time, client_id=client_id.decode(), response_headers=response_headers)
         status = 0
 
         async def send_stamped(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", client_id)]
+                message["headers"] = [*message["headers"], *response_headers]
             await send(message)
 
         try:
@@ -57,7 +61,7 @@ class RequestEnvelope:
             self._observe(scope, status, self._context.clock() - arrival_time)
 
     def _observe(self, scope: Scope, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", None) or (_route_path(scope) if _is_generation(scope) else "unmatched")
+        route = getattr(scope.get("route"), "path", None) or (route_path(scope) if is_generation(scope) else "unmatched")
         method = scope["method"] if scope["method"] in METHODS else "other"
         self._context.prometheus.observe_http(method, route, status, seconds)
         if route in GENERATION_ROUTES and status in (429, 503):
@@ -72,12 +76,32 @@ class AdmissionGate:
         self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _is_generation(scope):
+        if scope["type"] == "http" and is_generation(scope):
             try:
                 self._context.engine.check_admission()
             except InferenceServerError as error:
                 return await engine_error_response(error)(scope, receive, send)
         await self._app(scope, receive, send)
+
+
+class HeaderLimit:
+    """Answers 431 to headers, or 414 to a target, above `max_bytes`. The server has read them by then: what they cost it a proxy bounds."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if len(scope["raw_path"]) + len(scope["query_string"]) > self._max_bytes:
+                return await self._refuse(414, "target is", scope, receive, send)
+            if sum(len(name) + len(value) for name, value in scope["headers"]) > self._max_bytes:
+                return await self._refuse(431, "headers are", scope, receive, send)
+        await self._app(scope, receive, send)
+
+    async def _refuse(self, status: int, what: str, scope: Scope, receive: Receive, send: Send) -> None:
+        body = error_body(status, f"the {what} larger than {self._max_bytes} bytes", code="request_too_large")
+        await json_error(status, body, {"Connection": "close"})(scope, receive, send)
 
 
 class BodyLimit:
@@ -93,7 +117,7 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        declared = _header(scope, b"content-length")
+        declared = header(scope, b"content-length")
         if declared.isdigit() and int(declared) > self._max_bytes:
             return await json_error(413, error_body(413, self._message))(scope, receive, send)
         deadline = asyncio.get_running_loop().time() + self._deadline_s
@@ -115,16 +139,3 @@ class BodyLimit:
             return message
 
         await self._app(scope, receive_limited, send)
-
-
-def _header(scope: Scope, name: bytes) -> bytes:
-    return next((value for key, value in scope["headers"] if key == name), b"")
-
-
-def _route_path(scope: Scope) -> str:
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
-
-
-def _is_generation(scope: Scope) -> bool:
-    return scope["method"] == "POST" and _route_path(scope) in GENERATION_ROUTES
