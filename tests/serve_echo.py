@@ -11,6 +11,7 @@ from echo_model import EchoBackend, load_echo
 from inference_server import __main__, server
 from inference_server.config import Settings
 from inference_server.core.errors import ModelLoadError
+from inference_server.core.plan import StepResult
 from inference_server.engine.loaded_model import LoadedModel
 
 SETTINGS = Settings.from_cli()
@@ -21,7 +22,16 @@ def load(settings: Settings) -> LoadedModel:
         raise ModelLoadError("the model is broken in one line")
     if settings.served_model_name == "slow":
         time.sleep(60)
-    return load_echo(settings, EchoBackend(step_s=0.02))
+    backend = EchoBackend(step_s=0.02)
+    if settings.served_model_name == "hanging":
+        backend.gate.clear()
+    if settings.served_model_name == "dying":
+        backend.sample = die
+    return load_echo(settings, backend)
+
+
+def die(step: StepResult) -> None:
+    raise MemoryError("a failure that is not the step's own")
 
 
 server.load_model = load

@@ -155,8 +155,8 @@ def test_every_value_reaches_its_option() -> None:
         "device": "cuda:1", "dtype": "float16", "max-batch-size": "7", "max-batched-tokens": "77", "kv-cache-block-size": "32",
         "kv-cache-num-blocks": "99", "kv-cache-memory-fraction": "0.5", "max-active-kv-tokens": "55", "load-format": "dummy",
         "prefill-mode": "chunked", "prefill-chunk-size": "11", "unnoticed-itl-ms": "2.5", "max-model-len": "1234", "max-queue-size": "12",
-        "admission-deadline-s": "3", "request-deadline-s": "4", "default-max-tokens": "13", "check-integrity": "true", "cors-origins": "http://a",
-        "cuda-graph-sizes": "1,4", "ple-offload": "true", "quantization": "int8",
+        "admission-deadline-s": "3", "request-deadline-s": "4", "default-max-tokens": "13", "stall-after-s": "5", "check-integrity": "true",
+        "cors-origins": "http://a", "cuda-graph-sizes": "1,4", "ple-offload": "true", "quantization": "int8",
         "api-keys": "a,b", "metrics-key": "c", "rate-limit-rpm": "60",
     }  # fmt: skip
     settings = Settings.from_cli([part for name, value in argv.items() for part in (f"--{name}", value)])
@@ -165,7 +165,7 @@ def test_every_value_reaches_its_option() -> None:
     )
     assert settings.cache_options() == CacheOptions(32, 99, 0.5, 55)
     assert settings.scheduler_options() == SchedulerOptions(7, 77, PrefillMode.CHUNKED, 11, 2.5)
-    assert settings.engine_options() == EngineOptions(1234, 12, 3.0, 4.0, 13, check_integrity=True)
+    assert settings.engine_options() == EngineOptions(1234, 12, 3.0, 4.0, 13, 5.0, check_integrity=True)
     assert settings.api_options() == ApiOptions("m", ("http://a",), ("a", "b"), "c", 60)
 
 
@@ -176,7 +176,7 @@ def test_attention_is_measured_only_for_the_policy_that_reads_it(policy: str, ca
 
 
 def test_every_option_field_is_filled_or_a_known_constant() -> None:
-    constants = {"stall_after_s", "max_header_bytes", "max_body_bytes", "body_deadline_s", "ping_interval_s"}
+    constants = {"max_header_bytes", "max_body_bytes", "body_deadline_s", "ping_interval_s"}
     renamed = {"block_size", "num_blocks", "memory_fraction", "max_active_tokens", "cache_dir", "block_mass"}
     names = {field.name for option in OPTIONS for field in dataclasses.fields(option)}
     assert names - set(Settings.model_fields) == constants | renamed

@@ -133,6 +133,21 @@ def test_a_model_that_cannot_be_loaded_ends_the_process(kind: str) -> None:
         assert "Traceback" not in output
 
 
+@pytest.mark.parametrize(
+    ("model", "said", "where"), [("hanging", "makes no progress", "in collect"), ("dying", "the engine has failed", "in die")]
+)
+def test_an_engine_past_help_ends_its_streams_and_the_process(model: str, said: str, where: str) -> None:
+    with process("command line", SERVED_MODEL_NAME=model, STALL_AFTER_S="0.1") as (child, client):
+        wait_for_status(client, "/ready", 200)
+        raw = client.post("/generate", json={"text": "a", "stream": True}).content
+        assert b'"code": "engine_dead"' in raw
+        assert said.encode() in raw
+        output, _ = child.communicate(timeout=20)
+        assert child.returncode == 1
+        assert where in output
+        assert "exiting" in output
+
+
 def test_the_address_is_printed() -> None:
     with process("command line") as (child, client):
         wait_for_status(client, "/ready", 200)

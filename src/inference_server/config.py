@@ -71,6 +71,12 @@ class Settings(BaseSettings):
     request_deadline_s: float = Field(
         600.0, gt=0, allow_inf_nan=False, description="Longest life of a request in seconds; then 504 or `timeout`"
     )
+    stall_after_s: float = Field(
+        60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="How long a step may take in seconds, on top of what its tokens take at the measured pace; then the server exits",
+    )
     default_max_tokens: int = Field(512, gt=0, description="Output limit of chat and /generate where the request names none")
     prefill_mode: PrefillMode = Field(
         PrefillMode.MIXED, description="monolithic, chunked, batched or mixed (prefill chunks and decodes in one forward)"
@@ -186,6 +192,7 @@ class Settings(BaseSettings):
             max_queue_size=self.max_queue_size,
             admission_deadline_s=self.admission_deadline_s,
             request_deadline_s=self.request_deadline_s,
+            stall_after_s=self.stall_after_s,
             default_max_tokens=self.default_max_tokens,
             check_integrity=self.check_integrity,
         )

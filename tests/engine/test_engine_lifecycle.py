@@ -1,6 +1,8 @@
 """The engine on its thread: loading, health, death, and a stop that returns from every state."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from threading import Event
 
 import pytest
@@ -17,8 +19,11 @@ from inference_server.core.generation import GenerationRequest
 from inference_server.core.options import EngineOptions
 from inference_server.core.plan import StepPlan
 from inference_server.core.request import FinishReason
-from inference_server.engine.async_engine import AsyncEngine, Health
+from inference_server.engine.async_engine import AsyncEngine
 from inference_server.engine.engine import Engine, EngineState
+from inference_server.engine.health import Health
+from inference_server.engine.request_stream import RequestStream
+from inference_server.engine.step_pace import StepPace
 
 pytestmark = pytest.mark.anyio
 
@@ -144,21 +149,79 @@ async def test_stop_leaves_a_thread_behind_that_hangs_in_a_step() -> None:
         await asyncio.wait_for(engine.wait_ended(), 5)
 
 
-async def test_health_says_stalled_when_work_waits_and_no_step_ends() -> None:
-    backend, clock, options = held(), VirtualClock(), EngineOptions(stall_after_s=60.0)
+class Panic(BaseException):
+    """What a panic in a library written in Rust is in Python."""
+
+
+async def test_a_panic_ends_the_thread_as_any_failure_does() -> None:
+    backend = held()
+
+    def panic(plan: StepPlan) -> None:
+        raise Panic
+
+    backend.before_collect = panic
+    async with serving(loaded(backend)) as engine:
+        stream = await engine.generate(asking("ab"))
+        backend.gate.set()
+        with pytest.raises(EngineDeadError):
+            await stream.collect()
+        await asyncio.wait_for(engine.wait_ended(), 5)
+        assert engine.state is EngineState.DEAD
+    assert backend.closed
+
+
+@asynccontextmanager
+async def held_in_a_step(prompt: str) -> AsyncIterator[tuple[AsyncEngine, RequestStream, VirtualClock, Event]]:
+    """An engine whose thread hangs in its first step until the event is set; the clock is the test's."""
+    backend, clock, options = held(), VirtualClock(), EngineOptions(request_deadline_s=None, stall_after_s=60.0)
     engine = AsyncEngine(Engine(lambda: loaded(backend), options, clock=clock), options, clock)
     await engine.start()
     await until(lambda: engine.state is EngineState.READY)
     clock.now += 1000
     assert engine.health() == Health("idle", 1000)
-    stream = await engine.generate(GenerationRequest("ab", clock.now))
-    assert engine.health().status == "ok"
+    stream = await engine.generate(GenerationRequest(prompt, clock.now))
     await until(lambda: backend.num_launches == 1)
-    clock.now += 61
-    assert engine.health().status == "stalled"
-    engine.begin_drain()
-    assert engine.health().status == "stalled"
+    yield engine, stream, clock, backend.gate
     backend.gate.set()
-    assert (await stream.collect()).text == "ab"
-    assert engine.health() == Health("draining", 0)
     await engine.stop()
+
+
+async def test_health_says_stalled_when_work_waits_and_no_step_ends() -> None:
+    async with held_in_a_step("ab") as (engine, stream, clock, gate):
+        assert engine.health().status == "ok"
+        engine.check_admission()
+        clock.now += 60 + StepPace().allowance_s(3) + 1
+        assert engine.health().status == "stalled"
+        with pytest.raises(EngineDeadError):
+            engine.check_admission()
+        engine.begin_drain()
+        assert engine.health().status == "stalled"
+        gate.set()
+        assert (await stream.collect()).text == "ab"
+        assert engine.health() == Health("draining", 0)
+
+
+async def test_a_long_prompt_has_the_time_that_its_tokens_take() -> None:
+    async with held_in_a_step("a" * 302) as (engine, stream, clock, gate):
+        clock.now += 300
+        assert engine.health().status == "ok"
+        clock.now += 100
+        assert engine.health().status == "stalled"
+        gate.set()
+        assert (await stream.collect()).text == "a" * 302
+
+
+async def test_giving_up_ends_every_stream_at_once_and_says_where_the_thread_is(caplog: pytest.LogCaptureFixture) -> None:
+    async with held_in_a_step("ab") as (engine, stream, clock, _):
+        second = await engine.generate(asking("in the inbox"))
+        clock.now += 1000
+        engine.give_up()
+        for ended in (stream, second):
+            with pytest.raises(EngineDeadError, match="no progress"):
+                await ended.collect()
+        assert engine.num_open == 0
+        assert engine.health().status == "stalled"
+        with pytest.raises(EngineDeadError):
+            await engine.generate(asking("too late"))
+        assert "self._pipeline.collect()" in caplog.text
+        assert "the gate stayed shut" in caplog.text

@@ -87,15 +87,15 @@ class GracefulExit:
 
 
 async def _exit_when_broken(engine: AsyncEngine) -> None:
-    """End the process, non-zero, once the engine is dead or stalled, so that an orchestrator restarts it. The engine has logged why."""
+    """End the process, non-zero, once the engine is dead or stalled, so that an orchestrator restarts it. The engine logs why."""
     ended = asyncio.create_task(engine.wait_ended())
     while not ended.done() and engine.health().status != "stalled":
         await asyncio.wait((ended,), timeout=WATCH_INTERVAL_S)
     if engine.state == "stopped":
         return
-    status = engine.health().status
-    logger.log(logging.CRITICAL if status == "stalled" else logging.INFO, "the engine is %s: exiting", status)
-    await engine.stop()
+    if not ended.done():
+        engine.give_up()
+    logger.info("the engine is %s: exiting", engine.health().status)
     await asyncio.sleep(FLUSH_S)  # for the streams' last events
     logging.shutdown()
     os._exit(1)

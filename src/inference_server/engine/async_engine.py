@@ -9,9 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import Thread
-from typing import Literal
 
 from inference_server.core.clock import Clock
 from inference_server.core.errors import (
@@ -27,6 +25,7 @@ from inference_server.core.options import EngineOptions
 from inference_server.core.records import EngineSnapshot
 from inference_server.core.request import ScheduledRequest
 from inference_server.engine.engine import Engine, EngineState
+from inference_server.engine.health import Health, stack_of
 from inference_server.engine.input_processor import InputProcessor, Prompt, text_length
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.engine.request_stream import RequestStream
@@ -39,16 +38,6 @@ _STEP_LIMIT_S = 10.0
 _LOAD_LIMIT_S = 1.0
 _LOADING_RETRY_S = 5.0
 _MAX_RETRY_S = 60.0
-
-HealthStatus = Literal["loading", "ok", "idle", "stalled", "draining", "dead"]
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """last_step_age_s: seconds since the engine last finished a step, or its loading; None while it loads."""
-
-    status: HealthStatus
-    last_step_age_s: float | None
 
 
 class AsyncEngine:
@@ -72,6 +61,7 @@ class AsyncEngine:
         self._ended = asyncio.Event()
         self._draining = False
         self._stopping = False
+        self._given_up = False
         self._busy_since = 0.0
 
     @property
@@ -134,9 +124,15 @@ class AsyncEngine:
         """Until the engine thread has ended, by `stop` or by a failure, and every stream with it."""
         await self._ended.wait()
 
+    def give_up(self) -> None:
+        """For an engine thread that is stalled: log where it is, end every stream with an error, and let nothing in any more."""
+        logger.critical("the engine thread makes no progress; it is at\n%s", stack_of(self._thread))
+        self._given_up = True
+        self._streams.close_all(self._end_error)
+
     def check_admission(self, num_places: int = 1) -> None:
         """Cheap enough to run before a body is read. Raises EngineDeadError, NotReadyError or OverloadedError."""
-        if self._engine.state is EngineState.DEAD:
+        if self._engine.state is EngineState.DEAD or self._stalled():
             raise self._end_error()
         if self._draining or self._engine.state is EngineState.STOPPED:
             raise NotReadyError("the server is shutting down")
@@ -163,7 +159,7 @@ class AsyncEngine:
         self._streams.take_places(num_choices)
         try:
             groups = await self._prepare(requests)
-            if self._stopping or self._ended.is_set():
+            if self._stopping or self._given_up or self._ended.is_set():
                 raise self._end_error()
         except BaseException:
             self._streams.give_places_back(num_choices)
@@ -191,20 +187,24 @@ class AsyncEngine:
         return await asyncio.to_thread(inputs.decode, token_ids)
 
     def health(self) -> Health:
-        """Never blocks. `stalled`: work waits, and no step has ended for `stall_after_s`."""
-        now, last_step_time = self._clock(), self._engine.last_step_time
-        age_s = None if last_step_time is None else now - last_step_time
-        busy = self._streams.num_streams > 0
+        """Never blocks. `stalled`: work waits, and no step has ended for longer than the steps under way should take."""
+        last_step_time = self._engine.last_step_time
+        age_s = None if last_step_time is None else self._clock() - last_step_time
         if self._engine.state in (EngineState.DEAD, EngineState.STOPPED):
             return Health("dead", age_s)
-        # An idle engine takes no steps: the wait of its first request counts from that request.
-        if busy and now - max(last_step_time or 0.0, self._busy_since) > self._options.stall_after_s:
+        if self._stalled():
             return Health("stalled", age_s)
         if self._draining:
             return Health("draining", age_s)
         if self._engine.state is EngineState.LOADING:
             return Health("loading", age_s)
-        return Health("ok" if busy else "idle", age_s)
+        return Health("ok" if self._streams.num_streams else "idle", age_s)
+
+    def _stalled(self) -> bool:
+        """An idle engine takes no steps: the wait of its first request counts from that request."""
+        if self._given_up or not self._streams.num_streams:
+            return self._given_up
+        return self._clock() - max(self._engine.last_step_time or 0.0, self._busy_since) > self._engine.stall_after_s
 
     def _run(self) -> None:
         """The engine thread."""
@@ -221,6 +221,8 @@ class AsyncEngine:
     def _end_error(self) -> InferenceServerError:
         if self._engine.state is EngineState.DEAD:
             return EngineDeadError(self._engine.load_error or "the engine has failed")
+        if self._stalled():
+            return EngineDeadError("the engine makes no progress")
         return RequestAbortedError("the server is shutting down")
 
     async def _prepare(self, requests: Sequence[GenerationRequest]) -> list[list[ScheduledRequest]]:

@@ -22,6 +22,7 @@ from inference_server.engine.commands import Abort, Add, Command, Stop
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.engine.open_requests import OpenRequests
 from inference_server.engine.output_processor import OutputProcessor
+from inference_server.engine.step_pace import StepPace
 from inference_server.engine.step_pipeline import StepPipeline
 from inference_server.scheduler.interface import SchedulerInterface
 
@@ -44,6 +45,7 @@ class Engine:
     """The public attributes are for any thread to read; the engine thread replaces them, and never changes what they refer to.
 
     model: None until loaded. load_error: the one line that says why loading failed. last_step_time: end of the latest step.
+    num_tokens_under_way: of the steps that are launched and not collected.
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class Engine:
         self.model: LoadedModel | None = None
         self.load_error: str | None = None
         self.last_step_time: float | None = None
+        self.num_tokens_under_way = 0
+        self._pace = StepPace()
         self._load = load
         self._options = options
-        self._sinks = sinks
+        self._sinks = (*sinks, self._pace)
         self._clock = clock
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._idle = True
@@ -87,6 +91,11 @@ class Engine:
         self._inbox.put(Stop())
 
     @property
+    def stall_after_s(self) -> float:
+        """How long the end of the next step may take from now, by the tokens under way. From any thread."""
+        return self._options.stall_after_s + self._pace.allowance_s(self.num_tokens_under_way)
+
+    @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do, for callers without a thread."""
         return bool(self._open or self._pipeline or not self._inbox.empty())
@@ -99,7 +108,7 @@ class Engine:
                 self._wait_for_work()
                 hand_over(self.step())
             self.state = EngineState.STOPPED
-        except Exception as error:
+        except BaseException as error:  # a panic in a native library is no Exception, and this is the end of the thread
             self.state = EngineState.DEAD
             self._report_death(error)
             if self.model is not None:
@@ -136,6 +145,7 @@ class Engine:
             self._apply(self._inbox.get())
         self._open.expire(now)
         plan = self._scheduler.schedule(now)
+        self.num_tokens_under_way = self._pipeline.num_tokens + (0 if plan is None else plan.num_tokens)
         if plan is not None:
             self._pipeline.launch(plan)
         was_idle, self._idle = self._idle, plan is None and not self._pipeline
@@ -174,7 +184,7 @@ class Engine:
         stats, cache = self._scheduler.scheduler_stats(), self._scheduler.cache_stats()
         self.snapshot = EngineSnapshot(self._pipeline.step_id, now, stats, cache)
 
-    def _report_death(self, error: Exception) -> None:
+    def _report_death(self, error: BaseException) -> None:
         if isinstance(error, ModelLoadError):
             logger.error("%s", error)
         else:

@@ -51,6 +51,11 @@ class StepPipeline:
     def __len__(self) -> int:
         return len(self._in_flight)
 
+    @property
+    def num_tokens(self) -> int:
+        """Of all steps in flight."""
+        return sum(step.plan.num_tokens for step in self._in_flight)
+
     def launch(self, plan: StepPlan) -> None:
         start_time = self._clock()
         try:
