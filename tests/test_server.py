@@ -6,6 +6,7 @@ Each test runs a real process, once as plain uvicorn and once as the command lin
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -148,6 +149,47 @@ def test_an_engine_past_help_ends_its_streams_and_the_process(model: str, said: 
         assert "exiting" in output
 
 
+def telemetry_of(folder: Path, query: str) -> list[tuple[object, ...]]:
+    (path,) = folder.glob("*.sqlite3")
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(query).fetchall()
+    finally:
+        connection.close()
+
+
+def test_telemetry_survives_a_kill_but_for_the_last_second(tmp_path: Path) -> None:
+    with process("uvicorn", TELEMETRY_DIR=str(tmp_path)) as (child, client):
+        wait_for_status(client, "/ready", 200)
+        for index in range(5):
+            assert client.post("/generate", json={"text": "hi"}, headers={"X-Trace-Id": f"trace-{index}"}).status_code == 200
+        written_by = time.monotonic() + 1
+        while len(telemetry_of(tmp_path, "SELECT * FROM requests")) < 5:
+            assert time.monotonic() < written_by
+            time.sleep(0.02)
+        with client.stream("POST", "/generate", json=ENDLESS) as answer:
+            blocks = answer.iter_raw()
+            next(blocks)
+            child.kill()
+            child.wait(10)
+    assert telemetry_of(tmp_path, "PRAGMA integrity_check") == [("ok",)]
+    assert telemetry_of(tmp_path, "SELECT count(*) FROM requests") == [(5,)]
+    assert telemetry_of(tmp_path, "SELECT * FROM meta WHERE key = 'ended_at'") == []
+
+
+def test_telemetry_is_whole_after_a_signal(tmp_path: Path) -> None:
+    with process("uvicorn", TELEMETRY_DIR=str(tmp_path), DRAIN_TIMEOUT_S="0.1") as (child, client):
+        wait_for_status(client, "/ready", 200)
+        with client.stream("POST", "/generate", json=ENDLESS, headers={"X-Trace-Id": "the-trace"}) as answer:
+            blocks = answer.iter_raw()
+            next(blocks)
+            child.send_signal(signal.SIGTERM)
+            b"".join(blocks)
+        child.wait(10)
+    assert telemetry_of(tmp_path, "SELECT trace_id, finish_reason, error_code FROM requests") == [("the-trace", "abort", "aborted")]
+    assert len(telemetry_of(tmp_path, "SELECT * FROM meta WHERE key = 'ended_at'")) == 1
+
+
 def test_the_address_is_printed() -> None:
     with process("command line") as (child, client):
         wait_for_status(client, "/ready", 200)
@@ -164,10 +206,11 @@ def test_importing_the_server_builds_nothing() -> None:
     subprocess.run([sys.executable, "-c", probe], check=True, env={**os.environ, "PYTHONPATH": str(HERE.parent / "src")}, cwd=HERE)
 
 
-def test_bad_settings_are_one_line() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "MAX_QUEUE_SIZE": "none"}
+@pytest.mark.parametrize(("name", "value"), [("MAX_QUEUE_SIZE", "none"), ("TELEMETRY_DIR", f"{__file__}/no/folder")])
+def test_bad_settings_are_one_line(name: str, value: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), name: value}
     for command in (["-m", "uvicorn", "inference_server.server:app"], ["-m", "inference_server"]):
         failed = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, cwd=HERE, timeout=20)
         assert failed.returncode == 2
         assert failed.stderr.count("\n") == 1
-        assert "MAX_QUEUE_SIZE" in failed.stderr
+        assert name in failed.stderr

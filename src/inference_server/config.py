@@ -23,7 +23,6 @@ EMBEDDED_MODEL = "embedded"
 AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "custom_backend_compile": (False,),
-        "telemetry_dir": (None,),
         "timeline_dir": (None,),
         "otlp_endpoint": (None,),
         "enable_simulator": (False,),
@@ -105,7 +104,7 @@ class Settings(BaseSettings):
     check_integrity: bool = Field(False, description="Debugging: recount all KV blocks when idle, and stop the engine if one is amiss")
     log_format: Literal["text", "json"] = Field("text", description="text or json (one object a line)")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
-    telemetry_dir: Path | None = Field(None, description="Folder for per-request rows in SQLite; unset: none")
+    telemetry_dir: Path | None = Field(None, description="Folder for a SQLite file a run with a row for each request; unset: none")
     timeline_dir: Path | None = Field(None, description="Folder for the engine's event timeline; unset: none")
     otlp_endpoint: str | None = Field(None, description="OpenTelemetry collector; unset: none")
     api_keys: Annotated[tuple[str, ...], NoDecode] = Field(

@@ -15,12 +15,14 @@ from inference_server.api.app import build_app
 from inference_server.api.context import ApiContext
 from inference_server.api.lifespan import engine_lifespan
 from inference_server.config import Settings
+from inference_server.core.clock import Clock
 from inference_server.engine.async_engine import AsyncEngine
 from inference_server.engine.engine import Engine
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.engine.model_loader import ModelLoader
 from inference_server.observability.logs import configure_logging
 from inference_server.observability.prometheus import PrometheusSink
+from inference_server.observability.telemetry import Telemetry
 from inference_server.observability.tracker import MetricsTracker
 
 SWITCH_INTERVAL_S = 0.0002  # how long the engine thread may keep the interpreter from the event loop, and the other way round
@@ -33,10 +35,24 @@ def create_app(settings: Settings | None = None, load: Callable[[], LoadedModel]
     clock = time.monotonic
     options, engine_options = settings.api_options(), settings.engine_options()
     tracker, prometheus = MetricsTracker(clock), PrometheusSink(options.served_model_name)
-    engine = Engine(partial(_load, load or partial(load_model, settings)), engine_options, (tracker, prometheus), clock)
+    telemetry = _telemetry(settings, clock)
+    sinks = (tracker, prometheus) if telemetry is None else (tracker, prometheus, telemetry)
+    engine = Engine(partial(_load, load or partial(load_model, settings)), engine_options, sinks, clock)
     async_engine = AsyncEngine(engine, engine_options, clock)
     context = ApiContext(async_engine, options, tracker, prometheus, clock, time.time, started_at=int(time.time()))
-    return build_app(context, engine_lifespan(async_engine, settings.drain_timeout_s))
+    flush = telemetry.close if telemetry else lambda: None
+    return build_app(context, engine_lifespan(async_engine, settings.drain_timeout_s, flush))
+
+
+def _telemetry(settings: Settings, clock: Clock) -> Telemetry | None:
+    """Ends the process with one line when the folder cannot be written to."""
+    if settings.telemetry_dir is None:
+        return None
+    try:
+        return Telemetry(settings.telemetry_dir.expanduser(), settings.api_options().served_model_name, clock)
+    except OSError as error:
+        sys.stderr.write(f"inference-server: TELEMETRY_DIR: {error}\n")
+        raise SystemExit(2) from None
 
 
 def __getattr__(name: str) -> FastAPI:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import FrameType
+from typing import NoReturn
 
 from fastapi import FastAPI
 from starlette.types import StatelessLifespan
@@ -23,19 +24,20 @@ FLUSH_S = 0.5
 logger = logging.getLogger(__name__)
 
 
-def engine_lifespan(engine: AsyncEngine, drain_timeout_s: float) -> StatelessLifespan[FastAPI]:
-    """The lifespan of an application that owns `engine`."""
+def engine_lifespan(engine: AsyncEngine, drain_timeout_s: float, flush: Callable[[], None]) -> StatelessLifespan[FastAPI]:
+    """The lifespan of an application that owns `engine`. flush: called last, however the process ends; it returns in bounded time."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await engine.start()
-        GracefulExit(engine, drain_timeout_s).install()
-        watch = asyncio.create_task(_exit_when_broken(engine))
+        GracefulExit(engine, drain_timeout_s, flush).install()
+        watch = asyncio.create_task(_exit_when_broken(engine, flush))
         try:
             yield
         finally:
             watch.cancel()
             await engine.stop()
+            flush()
 
     return lifespan
 
@@ -47,8 +49,9 @@ class GracefulExit:
     process on the spot.
     """
 
-    def __init__(self, engine: AsyncEngine, drain_timeout_s: float) -> None:
+    def __init__(self, engine: AsyncEngine, drain_timeout_s: float, flush: Callable[[], None]) -> None:
         self._engine = engine
+        self._flush = flush
         self._drain_timeout_s = drain_timeout_s
         self._loop = asyncio.get_running_loop()
         self._drain_task: asyncio.Task[None] | None = None
@@ -80,13 +83,11 @@ class GracefulExit:
         handler = self._server_handlers.get(signum)
         if handler is None or self._engine.running:
             # An interpreter that shuts down under a thread in native code aborts, so with the engine left behind it must not.
-            await asyncio.sleep(FLUSH_S)
-            logging.shutdown()
-            os._exit(128 + signum)
+            await _exit(128 + signum, self._flush)
         handler(signum, None)
 
 
-async def _exit_when_broken(engine: AsyncEngine) -> None:
+async def _exit_when_broken(engine: AsyncEngine, flush: Callable[[], None]) -> None:
     """End the process, non-zero, once the engine is dead or stalled, so that an orchestrator restarts it. The engine logs why."""
     ended = asyncio.create_task(engine.wait_ended())
     while not ended.done() and engine.health().status != "stalled":
@@ -96,6 +97,12 @@ async def _exit_when_broken(engine: AsyncEngine) -> None:
     if not ended.done():
         engine.give_up()
     logger.info("the engine is %s: exiting", engine.health().status)
-    await asyncio.sleep(FLUSH_S)  # for the streams' last events
+    await _exit(1, flush)
+
+
+async def _exit(status: int, flush: Callable[[], None]) -> NoReturn:
+    """End the process without finalising the interpreter, once the streams' last events have had time to go out."""
+    await asyncio.sleep(FLUSH_S)
+    flush()
     logging.shutdown()
-    os._exit(1)
+    os._exit(status)

@@ -17,7 +17,7 @@ from inference_server.api.headers import GENERATION_ROUTES, header, is_generatio
 from inference_server.core.errors import InferenceServerError
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-CLIENT_ID = re.compile(rb"[A-Za-z0-9._:/-]{1,128}")
+WELL_FORMED = re.compile(rb"[A-Za-z0-9._:/-]{1,128}")
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 class RequestEnvelope:
     """Stamps the arrival, echoes X-Request-Id, times every request by its route, and answers 500 where nothing else did.
 
-    `state.arrival_time` is in seconds of the engine's clock; `state.client_id` is the client's own id when it is well formed, else a
-    fresh one. It is only ever echoed and logged, never a key. `state.response_headers`: what every answer gets, for others to add to.
+    `state.arrival_time` is in seconds of the engine's clock. `state.client_id` is the client's own id when it is well formed, else a
+    fresh one, and `state.trace_id` a well-formed X-Trace-Id, else empty; both are only ever echoed and written down, never a key.
+    `state.response_headers`: what every answer gets, for others to add to.
     """
 
     def __init__(self, app: ASGIApp, context: ApiContext) -> None:
@@ -38,9 +39,13 @@ class RequestEnvelope:
             return await self._app(scope, receive, send)
         arrival_time = self._context.clock()
         sent = header(scope, b"x-request-id")
-        client_id = sent if CLIENT_ID.fullmatch(sent) else uuid.uuid4().hex.encode()
+        client_id = sent if WELL_FORMED.fullmatch(sent) else uuid.uuid4().hex.encode()
+        trace = header(scope, b"x-trace-id")
+        trace_id = trace.decode() if WELL_FORMED.fullmatch(trace) else ""
         response_headers = [(b"x-request-id", client_id)]
-        scope.setdefault("state", {}).update(arrival_time=arrival_time, client_id=client_id.decode(), response_headers=response_headers)
+        scope.setdefault("state", {}).update(
+            arrival_time=arrival_time, client_id=client_id.decode(), trace_id=trace_id, response_headers=response_headers
+        )
         status = 0
 
         async def send_stamped(message: Message) -> None:

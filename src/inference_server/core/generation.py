@@ -28,7 +28,8 @@ class GenerationRequest:
 
     prompt: raw text (BOS is added), token ids (taken as they are), or a chat.
     arrival_time: when the server first saw the request, in seconds of the monotonic clock; deadlines and TTFT count from it.
-    client_id: the client's own id, only ever echoed. fairness_key: whose share of the service this request uses.
+    client_id, trace_id: the client's own X-Request-Id and X-Trace-Id, only ever echoed and written down.
+    fairness_key: whose share of the service this request uses.
     n: choices wanted, each a generation of its own; choice i draws with seed + i.
     max_tokens: 0 only with return_prompt; more than the room in the context is clamped; None takes default_max_tokens, and that takes
     the engine's.
@@ -59,6 +60,7 @@ class GenerationRequest:
     prompt_logprobs: int | None = None
     return_prompt: bool = False
     client_id: str = ""
+    trace_id: str = ""
     session_id: str = ""
     fairness_key: str = ""
     cache_salt: str = ""

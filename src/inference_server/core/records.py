@@ -45,6 +45,8 @@ class RequestRecord:
     admitted_time: float | None
     first_token_time: float | None
     end_time: float
+    trace_id: str = ""
+    fairness_key: str = ""
 
     @property
     def ttft_s(self) -> float | None:

@@ -72,6 +72,7 @@ class ScheduledRequest:
     arrival_time: float
     client_id: str = ""
     session_id: str = ""
+    trace_id: str = ""
     fairness_key: str = ""
     cache_salt: str = ""
     priority: int = 0

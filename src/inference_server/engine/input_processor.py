@@ -51,6 +51,7 @@ class InputProcessor:
             sampling=self._sampling(request, room),
             arrival_time=request.arrival_time,
             client_id=request.client_id,
+            trace_id=request.trace_id,
             session_id=request.session_id,
             fairness_key=request.fairness_key,
             cache_salt=request.cache_salt,

@@ -149,4 +149,6 @@ def _record(request: ScheduledRequest, reason: FinishReason, now: float, error: 
         admitted_time=request.admitted_time,
         first_token_time=request.first_token_time,
         end_time=now,
+        trace_id=request.trace_id,
+        fairness_key=request.fairness_key,
     )

@@ -20,6 +20,7 @@ async def generate(body: GenerateBody, request: Request, context: Context) -> Re
         prompt=ChatPrompt([{"role": "user", "content": body.text}], variables=body.chat_template_kwargs, param="text"),
         arrival_time=arrival_time,
         client_id=request.state.client_id,
+        trace_id=request.state.trace_id,
         session_id=body.session_id,
         fairness_key=fairness_key(request, body.session_id),
         **body.sampling_fields(),

@@ -24,6 +24,7 @@ async def completions(body: CompletionBody, request: Request, context: Context) 
             arrival_time=request.state.arrival_time,
             default_max_tokens=DEFAULT_MAX_TOKENS,
             client_id=request.state.client_id,
+            trace_id=request.state.trace_id,
             fairness_key=fairness_key(request, body.user),
             **body.sampling_fields(),
         )
@@ -45,6 +46,7 @@ async def chat_completions(body: ChatCompletionBody, request: Request, context: 
         prompt=body.prompt(),
         arrival_time=request.state.arrival_time,
         client_id=request.state.client_id,
+        trace_id=request.state.trace_id,
         fairness_key=fairness_key(request, body.user),
         **body.sampling_fields(),
     )

@@ -22,6 +22,7 @@ async def responses(body: ResponsesBody, request: Request, context: Context) -> 
         prompt=body.prompt(),
         arrival_time=request.state.arrival_time,
         client_id=request.state.client_id,
+        trace_id=request.state.trace_id,
         fairness_key=fairness_key(request, body.user),
         **body.sampling_fields(),
     )
