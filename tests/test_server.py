@@ -81,6 +81,8 @@ def test_the_first_signal_drains(kind: str, signum: signal.Signals) -> None:
         output, _ = child.communicate(timeout=20)
         assert "draining, 1 requests are open" in output
         assert "Traceback" not in output
+        # uvicorn's own command ends by the SIGTERM that it was sent.
+        assert child.returncode == (-signum if (kind, signum) == ("uvicorn", signal.SIGTERM) else 0)
 
 
 @pytest.mark.parametrize("kind", ["uvicorn", "command line"])

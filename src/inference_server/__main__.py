@@ -1,5 +1,6 @@
 """`python -m inference_server`: the server from the command line, with a flag for every setting (`--help`)."""
 
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,7 +28,8 @@ def main(argv: Sequence[str] = ()) -> None:
     host = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else settings.host
     sys.stdout.write(f"inference-server: http://{host}:{sock.getsockname()[1]}/\n")
     sys.stdout.flush()
-    with suppress(KeyboardInterrupt):  # uvicorn raises a SIGINT again once it has shut down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has shut down; who was asked to end has not failed
         uvicorn.Server(config).run(sockets=[sock])
 
 
