@@ -96,6 +96,7 @@ def test_log_level_takes_any_case() -> None:
         (["--chat-template", "missing.jinja"], "CHAT_TEMPLATE"),
         (["--cuda-graph-sizes", "1,x"], "CUDA_GRAPH_SIZES"),
         (["--prefill-mode", "eager"], "PREFILL_MODE"),
+        (["--rate-limit-tpm", "100"], "RATE_LIMIT_TPM needs API_KEYS"),
     ],
 )
 def test_bad_values_get_one_line_that_names_them(capsys: pytest.CaptureFixture[str], argv: list[str], mentions: str) -> None:
@@ -157,7 +158,7 @@ def test_every_value_reaches_its_option() -> None:
         "prefill-mode": "chunked", "prefill-chunk-size": "11", "unnoticed-itl-ms": "2.5", "max-model-len": "1234", "max-queue-size": "12",
         "admission-deadline-s": "3", "request-deadline-s": "4", "default-max-tokens": "13", "stall-after-s": "5", "check-integrity": "true",
         "cors-origins": "http://a", "cuda-graph-sizes": "1,4", "ple-offload": "true", "quantization": "int8",
-        "api-keys": "a,b", "metrics-key": "c", "rate-limit-rpm": "60",
+        "api-keys": "a,b", "metrics-key": "c", "rate-limit-rpm": "60", "rate-limit-tpm": "7000",
     }  # fmt: skip
     settings = Settings.from_cli([part for name, value in argv.items() for part in (f"--{name}", value)])
     assert settings.model_options() == ModelOptions(
@@ -166,7 +167,7 @@ def test_every_value_reaches_its_option() -> None:
     assert settings.cache_options() == CacheOptions(32, 99, 0.5, 55)
     assert settings.scheduler_options() == SchedulerOptions(7, 77, PrefillMode.CHUNKED, 11, 2.5)
     assert settings.engine_options() == EngineOptions(1234, 12, 3.0, 4.0, 13, 5.0, check_integrity=True)
-    assert settings.api_options() == ApiOptions("m", ("http://a",), ("a", "b"), "c", 60)
+    assert settings.api_options() == ApiOptions("m", ("http://a",), ("a", "b"), "c", 60, 7000)
 
 
 @pytest.mark.parametrize(("policy", "cached", "measured"), [("h2o", True, True), ("h2o", False, False), ("lru", True, False)])

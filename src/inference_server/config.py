@@ -114,6 +114,9 @@ class Settings(BaseSettings):
     rate_limit_rpm: int | None = Field(
         None, gt=0, description="Generations a minute for each API key, or address without keys; unset: no limit"
     )
+    rate_limit_tpm: int | None = Field(
+        None, gt=0, description="Tokens a minute for each API key: prompt tokens that were computed, and output; unset: no limit"
+    )
     enable_simulator: bool = Field(False, description="Serve /simulate/*")
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Origins that browsers may call from, comma separated; unset: none"
@@ -204,6 +207,7 @@ class Settings(BaseSettings):
             api_keys=self.api_keys,
             metrics_key=self.metrics_key,
             rate_limit_rpm=self.rate_limit_rpm,
+            rate_limit_tpm=self.rate_limit_tpm,
         )
 
     @field_validator("api_keys", "cors_origins", "cuda_graph_sizes", mode="before")
@@ -238,6 +242,12 @@ class Settings(BaseSettings):
                 raise ValueError(
                     f"{name.upper()}: this version only takes {' or '.join(as_text(value) or 'no value' for value in available)}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_are_counted_by_key(self) -> Self:
+        if self.rate_limit_tpm is not None and not self.api_keys:
+            raise ValueError("RATE_LIMIT_TPM needs API_KEYS: tokens are counted by key")
         return self
 
     @model_validator(mode="after")

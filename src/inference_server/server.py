@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from inference_server.api.app import build_app
 from inference_server.api.context import ApiContext
 from inference_server.api.lifespan import engine_lifespan
+from inference_server.api.rate_limit import TokenSpending
 from inference_server.config import Settings
 from inference_server.core.clock import Clock
 from inference_server.engine.async_engine import AsyncEngine
@@ -21,9 +22,7 @@ from inference_server.engine.engine import Engine
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.engine.model_loader import ModelLoader
 from inference_server.observability.logs import configure_logging
-from inference_server.observability.prometheus import PrometheusSink
-from inference_server.observability.telemetry import Telemetry
-from inference_server.observability.tracker import MetricsTracker
+from inference_server.observability.sinks import Sinks
 
 SWITCH_INTERVAL_S = 0.0002  # how long the engine thread may keep the interpreter from the event loop, and the other way round
 
@@ -34,22 +33,20 @@ def create_app(settings: Settings | None = None, load: Callable[[], LoadedModel]
     configure_logging(settings.log_level, settings.log_format)
     clock = time.monotonic
     options, engine_options = settings.api_options(), settings.engine_options()
-    tracker, prometheus = MetricsTracker(clock), PrometheusSink(options.served_model_name)
-    telemetry = _telemetry(settings, clock)
-    sinks = (tracker, prometheus) if telemetry is None else (tracker, prometheus, telemetry)
-    engine = Engine(partial(_load, load or partial(load_model, settings)), engine_options, sinks, clock)
+    sinks, spending = _sinks(options.served_model_name, settings, clock), TokenSpending()
+    readers = (*sinks, spending) if settings.rate_limit_tpm else tuple(sinks)
+    engine = Engine(partial(_load, load or partial(load_model, settings)), engine_options, readers, clock)
     async_engine = AsyncEngine(engine, engine_options, clock)
-    context = ApiContext(async_engine, options, tracker, prometheus, clock, time.time, started_at=int(time.time()))
-    flush = telemetry.close if telemetry else lambda: None
-    return build_app(context, engine_lifespan(async_engine, settings.drain_timeout_s, flush))
+    context = ApiContext(
+        async_engine, options, sinks.tracker, sinks.prometheus, clock, time.time, started_at=int(time.time()), spending=spending
+    )
+    return build_app(context, engine_lifespan(async_engine, settings.drain_timeout_s, sinks.close))
 
 
-def _telemetry(settings: Settings, clock: Clock) -> Telemetry | None:
-    """Ends the process with one line when the folder cannot be written to."""
-    if settings.telemetry_dir is None:
-        return None
+def _sinks(model_name: str, settings: Settings, clock: Clock) -> Sinks:
+    """Ends the process with one line when the folder of the telemetry cannot be written to."""
     try:
-        return Telemetry(settings.telemetry_dir.expanduser(), settings.api_options().served_model_name, clock)
+        return Sinks.create(model_name, settings.telemetry_dir, clock)
     except OSError as error:
         sys.stderr.write(f"inference-server: TELEMETRY_DIR: {error}\n")
         raise SystemExit(2) from None

@@ -5,7 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from api_server import TestServer, running
 
-from inference_server.api.rate_limit import RateLimiter
+from inference_server.api.rate_limit import Buckets, Standing, TokenSpending
+from inference_server.core.records import RequestRecord
+from inference_server.core.request import FinishReason
 
 
 class Clock:
@@ -15,42 +17,54 @@ class Clock:
         return self.now
 
 
+def take(buckets: Buckets, client: str) -> bool:
+    if buckets.standing(client).wait_s:
+        return False
+    buckets.charge(client, 1)
+    return True
+
+
 def test_a_bucket_gives_a_minute_at_once_and_then_keeps_the_rate() -> None:
     clock = Clock()
-    limiter = RateLimiter(30, clock)
-    assert [limiter.take("a").remaining for _ in range(30)] == list(range(29, -1, -1))
-    refused = limiter.take("a")
-    assert (refused.allowed, refused.remaining, refused.wait_s, refused.reset_s) == (False, 0, 2.0, 60.0)
+    buckets = Buckets(30, clock)
+    assert buckets.standing("a") == Standing(30, 0.0, 0.0)
+    assert all(take(buckets, "a") for _ in range(30))
+    assert buckets.standing("a") == Standing(0, 60.0, 2.0)
     clock.now += 1.99
-    assert not limiter.take("a").allowed
+    assert not take(buckets, "a")
     clock.now += 0.02
-    assert limiter.take("a").allowed
-    assert not limiter.take("a").allowed
-    assert limiter.take("b").allowed
+    assert take(buckets, "a")
+    assert not take(buckets, "a")
+    assert take(buckets, "b")
 
 
 @pytest.mark.parametrize("pause_s", [0.1, 0.7, 2.5, 61.0])
 def test_no_client_gets_more_than_its_rate_over_time(pause_s: float) -> None:
     clock = Clock()
-    limiter = RateLimiter(60, clock)
+    buckets = Buckets(60, clock)
     num_allowed = 0
     while clock.now < 1600:
-        num_allowed += limiter.take("a").allowed
+        num_allowed += take(buckets, "a")
         clock.now += pause_s
     assert num_allowed <= 60 + 600 + 1
     assert num_allowed >= min(600 / pause_s, 600) - 1
 
 
-def test_clients_of_long_ago_are_forgotten_and_the_one_that_asks_is_not() -> None:
+def test_clients_of_long_ago_are_forgotten_and_debts_are_not() -> None:
     clock = Clock()
-    limiter = RateLimiter(2, clock)
+    buckets = Buckets(2, clock)
     for index in range(1000):
-        limiter.take(str(index))
+        buckets.charge(str(index), 1)
         clock.now += 1
-    assert len(limiter) <= 61
+    assert len(buckets) <= 61
+    buckets.charge("debtor", 10)
+    clock.now += 100
+    assert buckets.standing("debtor").wait_s == pytest.approx(170)
+    buckets.charge("another", 1)
+    assert buckets.standing("debtor").wait_s == pytest.approx(170)
     clock.now += 1000
-    assert [limiter.take("0").allowed for _ in range(3)] == [True, True, False]
-    assert len(limiter) == 1
+    buckets.charge("another", 1)
+    assert len(buckets) == 1
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -86,3 +100,29 @@ def test_without_keys_an_address_is_a_client_whatever_key_it_makes_up() -> None:
     with running(rate_limit_rpm=4) as server, ThreadPoolExecutor(4) as pool:
         statuses = list(pool.map(lambda index: ask(server, f"key {index}")[0], range(8)))
         assert sorted(statuses) == [200] * 4 + [429] * 4
+
+
+def test_tokens_are_made_up_for_once_they_are_known() -> None:
+    with running(api_keys=("a", "b"), rate_limit_tpm=100) as server:
+        asked = {"text": "x" * 149, "max_tokens": 50}
+        first = server.client.post("/generate", json=asked, headers=bearer("a"))
+        assert (first.status_code, first.headers["x-ratelimit-remaining-tokens"]) == (200, "100")
+        assert "x-ratelimit-limit-requests" not in first.headers
+        refused = server.client.post("/generate", json=asked, headers=bearer("a"))
+        assert (refused.status_code, refused.headers["x-ratelimit-remaining-tokens"]) == (429, "0")
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        assert 55 <= int(refused.headers["retry-after"]) <= 61  # 150 of the prompt and 50 of the answer: 100 too many
+        assert server.client.post("/generate", json=asked, headers=bearer("b")).status_code == 200
+
+
+def record(key: str, admitted_time: float | None, prompt: int, cached: int, output: int) -> RequestRecord:
+    return RequestRecord("id", "", "", FinishReason.STOP, None, prompt, cached, output, 0, 1.0, admitted_time, None, 2.0, fairness_key=key)
+
+
+def test_only_what_was_computed_is_spent_and_it_is_taken_once() -> None:
+    spending = TokenSpending()
+    spending.on_request(record("a", 1.0, prompt=100, cached=96, output=10))
+    spending.on_request(record("b", None, prompt=100, cached=0, output=0))
+    spending.on_request(record("c", 1.0, prompt=7, cached=0, output=1))
+    assert spending.take() == [("a", 14), ("c", 8)]
+    assert spending.take() == []

@@ -41,8 +41,9 @@ def _middleware(context: ApiContext) -> list[Middleware]:
         layers.append(Middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["*"], allow_headers=["*"]))
     if options.api_keys or options.metrics_key is not None:
         layers.append(Middleware(AccessGate, api_keys=options.api_keys, metrics_key=options.metrics_key))
-    if options.rate_limit_rpm is not None:
-        layers.append(Middleware(RateLimit, per_minute=options.rate_limit_rpm, clock=context.clock))
+    requests, tokens = options.rate_limit_rpm, options.rate_limit_tpm
+    if requests or tokens:
+        layers.append(Middleware(RateLimit, requests=requests, tokens=tokens, spending=context.spending, clock=context.clock))
     layers.append(Middleware(AdmissionGate, context=context))
     layers.append(Middleware(BodyLimit, max_bytes=options.max_body_bytes, deadline_s=options.body_deadline_s))
     return layers

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from inference_server.api.rate_limit import TokenSpending
 from inference_server.core.clock import Clock
 from inference_server.core.errors import ModelNotFoundError
 from inference_server.core.options import ApiOptions
@@ -17,7 +18,10 @@ from inference_server.tokenization.base import TokenizerLike
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """clock: monotonic seconds, the engine's own. wall_clock: seconds since the epoch, only for `created` fields."""
+    """clock: monotonic seconds, the engine's own. wall_clock: seconds since the epoch, only for `created` fields.
+
+    spending: what the rate limit in tokens goes by.
+    """
 
     engine: AsyncEngine
     options: ApiOptions
@@ -26,6 +30,7 @@ class ApiContext:
     clock: Clock
     wall_clock: Callable[[], float]
     started_at: int
+    spending: TokenSpending
 
     @property
     def tokenizer(self) -> TokenizerLike:

@@ -96,13 +96,14 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
-    """What the HTTP layer needs to know. api_keys: empty for a server that asks for none. rate_limit_rpm: None for no limit."""
+    """What the HTTP layer needs to know. api_keys: empty for a server that asks for none. rate_limit_*: None for no limit."""
 
     served_model_name: str
     cors_origins: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     metrics_key: str | None = field(default=None, repr=False)
     rate_limit_rpm: int | None = None
+    rate_limit_tpm: int | None = None
     max_header_bytes: int = 32 * 1024
     max_body_bytes: int = 4 * 1024 * 1024
     body_deadline_s: float = 60.0
