@@ -29,7 +29,6 @@ AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "api_keys": ((),),
         "metrics_key": (None,),
         "rate_limit_rpm": (None,),
-        "enable_simulator": (False,),
     }
 )
 
@@ -110,7 +109,7 @@ class Settings(BaseSettings):
     )
     metrics_key: str | None = Field(None, repr=False, description="Key that /metrics asks for; unset: open")
     rate_limit_rpm: int | None = Field(None, gt=0, description="Requests a minute for each key; unset: no limit")
-    enable_simulator: bool = Field(False, description="Serve /simulate/*")
+    enable_simulator: bool | None = Field(None, description="Serve /simulate/*; unset: unless API_KEYS are set")
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Origins that browsers may call from, comma separated; unset: none"
     )
@@ -190,6 +189,11 @@ class Settings(BaseSettings):
             default_max_tokens=self.default_max_tokens,
             check_integrity=self.check_integrity,
         )
+
+    @property
+    def has_simulator(self) -> bool:
+        """Whether /simulate/* is served: as ENABLE_SIMULATOR says, else for everyone where there are no keys."""
+        return not self.api_keys if self.enable_simulator is None else self.enable_simulator
 
     def api_options(self) -> ApiOptions:
         """What the HTTP layer needs to know."""

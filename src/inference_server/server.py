@@ -22,6 +22,7 @@ from inference_server.engine.model_loader import ModelLoader
 from inference_server.observability.logs import configure_logging
 from inference_server.observability.prometheus import PrometheusSink
 from inference_server.observability.tracker import MetricsTracker
+from inference_server.simulator.simulator import LoadSimulator
 
 SWITCH_INTERVAL_S = 0.0002  # how long the engine thread may keep the interpreter from the event loop, and the other way round
 
@@ -35,8 +36,9 @@ def create_app(settings: Settings | None = None, load: Callable[[], LoadedModel]
     tracker, prometheus = MetricsTracker(clock), PrometheusSink(options.served_model_name)
     engine = Engine(partial(_load, load or partial(load_model, settings)), engine_options, (tracker, prometheus), clock)
     async_engine = AsyncEngine(engine, engine_options, clock)
-    context = ApiContext(async_engine, options, tracker, prometheus, clock, time.time, started_at=int(time.time()))
-    return build_app(context, engine_lifespan(async_engine, settings.drain_timeout_s))
+    simulator = LoadSimulator(clock) if settings.has_simulator else None
+    context = ApiContext(async_engine, options, tracker, prometheus, clock, time.time, int(time.time()), simulator)
+    return build_app(context, engine_lifespan(async_engine, settings.drain_timeout_s, simulator))
 
 
 def __getattr__(name: str) -> FastAPI:

@@ -12,12 +12,15 @@ from inference_server.core.options import ApiOptions
 from inference_server.engine.async_engine import AsyncEngine
 from inference_server.observability.prometheus import PrometheusSink
 from inference_server.observability.tracker import MetricsTracker
+from inference_server.simulator.simulator import LoadSimulator
 from inference_server.tokenization.base import TokenizerLike
 
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """clock: monotonic seconds, the engine's own. wall_clock: seconds since the epoch, only for `created` fields."""
+    """clock: monotonic seconds, the engine's own. wall_clock: seconds since the epoch, only for `created` fields.
+    simulator: None where it is switched off.
+    """
 
     engine: AsyncEngine
     options: ApiOptions
@@ -26,6 +29,7 @@ class ApiContext:
     clock: Clock
     wall_clock: Callable[[], float]
     started_at: int
+    simulator: LoadSimulator | None = None
 
     @property
     def tokenizer(self) -> TokenizerLike:

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from starlette.types import StatelessLifespan
 
 from inference_server.engine.async_engine import AsyncEngine
+from inference_server.simulator.simulator import LoadSimulator
 
 WATCH_INTERVAL_S = 2.0
 FLUSH_S = 0.5
@@ -23,18 +24,20 @@ FLUSH_S = 0.5
 logger = logging.getLogger(__name__)
 
 
-def engine_lifespan(engine: AsyncEngine, drain_timeout_s: float) -> StatelessLifespan[FastAPI]:
-    """The lifespan of an application that owns `engine`."""
+def engine_lifespan(engine: AsyncEngine, drain_timeout_s: float, simulator: LoadSimulator | None = None) -> StatelessLifespan[FastAPI]:
+    """The lifespan of an application that owns `engine`. A simulation ends before anybody waits for the requests that are open."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await engine.start()
-        GracefulExit(engine, drain_timeout_s).install()
+        GracefulExit(engine, drain_timeout_s, simulator).install()
         watch = asyncio.create_task(_exit_when_broken(engine))
         try:
             yield
         finally:
             watch.cancel()
+            if simulator is not None:
+                await simulator.stop()
             await engine.stop()
 
     return lifespan
@@ -47,8 +50,9 @@ class GracefulExit:
     process on the spot.
     """
 
-    def __init__(self, engine: AsyncEngine, drain_timeout_s: float) -> None:
+    def __init__(self, engine: AsyncEngine, drain_timeout_s: float, simulator: LoadSimulator | None) -> None:
         self._engine = engine
+        self._simulator = simulator
         self._drain_timeout_s = drain_timeout_s
         self._loop = asyncio.get_running_loop()
         self._drain_task: asyncio.Task[None] | None = None
@@ -76,6 +80,8 @@ class GracefulExit:
 
     async def _drain(self, signum: int) -> None:
         logger.info("%s: draining, %d requests are open", signal.Signals(signum).name, self._engine.num_open)
+        if self._simulator is not None:
+            await self._simulator.stop()
         await self._engine.stop(self._drain_timeout_s)
         handler = self._server_handlers.get(signum)
         if handler is None or self._engine.running:
