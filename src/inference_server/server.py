@@ -21,6 +21,7 @@ from inference_server.engine.loaded_model import LoadedModel
 from inference_server.engine.model_loader import ModelLoader
 from inference_server.observability.logs import configure_logging
 from inference_server.observability.prometheus import PrometheusSink
+from inference_server.observability.request_log import RequestLog
 from inference_server.observability.tracker import MetricsTracker
 from inference_server.simulator.simulator import LoadSimulator
 
@@ -33,11 +34,11 @@ def create_app(settings: Settings | None = None, load: Callable[[], LoadedModel]
     configure_logging(settings.log_level, settings.log_format)
     clock = time.monotonic
     options, engine_options = settings.api_options(), settings.engine_options()
-    tracker, prometheus = MetricsTracker(clock), PrometheusSink(options.served_model_name)
-    engine = Engine(partial(_load, load or partial(load_model, settings)), engine_options, (tracker, prometheus), clock)
+    tracker, prometheus, request_log = MetricsTracker(clock), PrometheusSink(options.served_model_name), RequestLog()
+    engine = Engine(partial(_load, load or partial(load_model, settings)), engine_options, (tracker, prometheus, request_log), clock)
     async_engine = AsyncEngine(engine, engine_options, clock)
     simulator = LoadSimulator(clock) if settings.has_simulator else None
-    context = ApiContext(async_engine, options, tracker, prometheus, clock, time.time, int(time.time()), simulator)
+    context = ApiContext(async_engine, options, tracker, prometheus, clock, time.time, int(time.time()), request_log, simulator)
     return build_app(context, engine_lifespan(async_engine, settings.drain_timeout_s, simulator))
 
 

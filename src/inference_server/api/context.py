@@ -11,6 +11,7 @@ from inference_server.core.errors import ModelNotFoundError
 from inference_server.core.options import ApiOptions
 from inference_server.engine.async_engine import AsyncEngine
 from inference_server.observability.prometheus import PrometheusSink
+from inference_server.observability.request_log import RequestLog
 from inference_server.observability.tracker import MetricsTracker
 from inference_server.simulator.simulator import LoadSimulator
 from inference_server.tokenization.base import TokenizerLike
@@ -29,6 +30,7 @@ class ApiContext:
     clock: Clock
     wall_clock: Callable[[], float]
     started_at: int
+    request_log: RequestLog
     simulator: LoadSimulator | None = None
 
     @property

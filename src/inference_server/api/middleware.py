@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 class RequestEnvelope:
     """Stamps the arrival, echoes X-Request-Id, times every request by its route, and answers 500 where nothing else did.
 
-    `state.arrival_time` is in seconds of the engine's clock; `state.client_id` is the client's own id when it is well formed, else a
-    fresh one. It is only ever echoed and logged, never a key.
+    `state.arrival_time` is in seconds of the engine's clock; `state.client_id` is the client's own id (X-Request-Id, else X-Trace-Id)
+    when it is well formed, else a fresh one. It is only ever echoed, logged and searched for, never a key.
     """
 
     def __init__(self, app: ASGIApp, context: ApiContext) -> None:
@@ -34,7 +34,7 @@ class RequestEnvelope:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         arrival_time = self._context.clock()
-        sent = _header(scope, b"x-request-id")
+        sent = _header(scope, b"x-request-id") or _header(scope, b"x-trace-id")
         client_id = sent if CLIENT_ID.fullmatch(sent) else uuid.uuid4().hex.encode()
         scope.setdefault("state", {}).update(arrival_time=arrival_time, client_id=client_id.decode())
         status = 0

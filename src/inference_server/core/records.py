@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from inference_server.core.plan import StepKind
-from inference_server.core.request import FinishReason
+from inference_server.core.request import FinishReason, RequestStatus
+from inference_server.core.request_history import RequestEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +27,22 @@ class StepRecord:
     num_preempted: int
     inter_token_s: tuple[float, ...] = ()
     first_token_s: tuple[float, ...] = ()
+    num_prefill_chunks: int = 0
+    num_prefill_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """The life of one request, written when it ends."""
+    """The life of one request, written when it ends; of one that is open, its life so far.
+
+    finish_reason: None while it is open, and end_time is then the time of writing. num_computed_tokens: of its KV. events_dropped:
+    how many more events there were than a history keeps.
+    """
 
     request_id: str
     client_id: str
     session_id: str
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
     error_code: str | None
     prompt_tokens: int
     cached_tokens: int
@@ -45,6 +52,11 @@ class RequestRecord:
     admitted_time: float | None
     first_token_time: float | None
     end_time: float
+    last_token_time: float | None = None
+    status: RequestStatus = RequestStatus.FINISHED
+    num_computed_tokens: int = 0
+    events: tuple[RequestEvent, ...] = ()
+    events_dropped: int = 0
 
     @property
     def ttft_s(self) -> float | None:

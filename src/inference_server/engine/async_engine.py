@@ -24,7 +24,7 @@ from inference_server.core.errors import (
 )
 from inference_server.core.generation import GenerationRequest
 from inference_server.core.options import EngineOptions
-from inference_server.core.records import EngineSnapshot
+from inference_server.core.records import EngineSnapshot, RequestRecord
 from inference_server.core.request import ScheduledRequest
 from inference_server.engine.engine import Engine, EngineState
 from inference_server.engine.input_processor import InputProcessor, Prompt, text_length
@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 _WORKER_ABOVE_CHARS = 4096
 _STEP_LIMIT_S = 10.0
+_INSPECT_LIMIT_S = 2.0
 _LOAD_LIMIT_S = 1.0
 _LOADING_RETRY_S = 5.0
 _MAX_RETRY_S = 60.0
@@ -175,6 +176,18 @@ class AsyncEngine:
         for group in groups:
             self._engine.add(*group)
         return stream
+
+    async def open_requests(self) -> tuple[RequestRecord, ...]:
+        """The lives so far of the requests in the engine, oldest first, as of a step boundary.
+
+        Raises TimeoutError when there was none for `_INSPECT_LIMIT_S`.
+        """
+        if self._engine.model is None or self._ended.is_set():
+            return ()
+        reply: asyncio.Future[tuple[RequestRecord, ...]] = asyncio.get_running_loop().create_future()
+        self._engine.inspect(lambda records: self._streams.call(lambda: None if reply.done() else reply.set_result(records)))
+        async with asyncio.timeout(_INSPECT_LIMIT_S):
+            return await reply
 
     async def tokenize(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Token ids, as a generation would start from. Raises NotReadyError while loading, and InvalidRequestError."""

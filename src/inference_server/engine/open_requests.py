@@ -11,7 +11,7 @@ from inference_server.core.errors import DeadlineExceededError, InferenceServerE
 from inference_server.core.options import EngineOptions
 from inference_server.core.outputs import OutputDelta, Usage
 from inference_server.core.records import RecordSink, RequestRecord
-from inference_server.core.request import FinishReason, ScheduledRequest
+from inference_server.core.request import FinishReason, RequestStatus, ScheduledRequest
 from inference_server.engine.output_processor import OutputProcessor
 from inference_server.scheduler.interface import SchedulerInterface
 
@@ -89,6 +89,10 @@ class OpenRequests:
             sink.on_request(record)
         self._scheduler.finish(request, reason)
 
+    def records(self, now: float) -> tuple[RequestRecord, ...]:
+        """The lives so far of the requests that have not ended, oldest first."""
+        return tuple(_record(request, None, now, None) for request in self._requests.values())
+
     def end_all(self, reason: FinishReason, now: float, error: Callable[[], InferenceServerError]) -> None:
         for request_id in list(self._requests):
             self.end(request_id, reason, now, error())
@@ -134,7 +138,7 @@ def _usage(request: ScheduledRequest, now: float) -> Usage:
     )
 
 
-def _record(request: ScheduledRequest, reason: FinishReason, now: float, error: InferenceServerError | None) -> RequestRecord:
+def _record(request: ScheduledRequest, reason: FinishReason | None, now: float, error: InferenceServerError | None) -> RequestRecord:
     return RequestRecord(
         request_id=request.request_id,
         client_id=request.client_id,
@@ -149,4 +153,9 @@ def _record(request: ScheduledRequest, reason: FinishReason, now: float, error: 
         admitted_time=request.admitted_time,
         first_token_time=request.first_token_time,
         end_time=now,
+        last_token_time=request.last_token_time,
+        status=RequestStatus.FINISHED if reason else request.status,
+        num_computed_tokens=request.num_computed_tokens,
+        events=tuple(request.history.events),
+        events_dropped=request.history.num_dropped,
     )

@@ -77,6 +77,7 @@ class PrometheusSink(Collector):
         self._ttft.observe(record.first_token_s)
 
     def on_request(self, record: RequestRecord) -> None:
+        assert record.finish_reason is not None, "sinks are told of ends"
         self._finished[record.finish_reason.value] += 1
         self._prompt_tokens += record.prompt_tokens
         self._cached_tokens += record.cached_tokens
