@@ -8,7 +8,7 @@ from typing import Literal
 
 UVICORN_LOGGERS = ("uvicorn", "uvicorn.error", "uvicorn.access")
 OWN_LOGGERS = ("inference_server", *UVICORN_LOGGERS)
-QUIET_ROUTES = ("/health", "/ready", "/metrics")  # asked every few seconds by machines
+QUIET_ROUTES = ("/health", "/ready", "/metrics", "/dashboard/state")  # asked every few seconds by machines
 TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 

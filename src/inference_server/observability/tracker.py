@@ -89,6 +89,13 @@ class MetricsTracker:
             "e2e_ms": percentiles_ms(slot.e2e for slot in recent),
         }
 
+    def history(self) -> dict[str, list[int]]:
+        """What each of the last `WINDOW_S` - 1 whole seconds brought, oldest first."""
+        now = int(self._clock())
+        slots = {slot.second: slot for slot in self._slots if slot is not None}
+        past = [slots.get(second) for second in range(now - WINDOW_S + 1, now)]
+        return {"tokens": [slot.tokens if slot else 0 for slot in past], "requests": [slot.requests if slot else 0 for slot in past]}
+
     def _slot(self, time: float) -> _Slot:
         second = int(time)
         slot = self._slots[second % WINDOW_S]
