@@ -9,7 +9,7 @@ from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inference_server.api.context import ApiContext
-from inference_server.api.errors import engine_error_response, error_body, json_error
+from inference_server.api.errors import engine_error_response, error_body, json_error, refusal_reason
 from inference_server.core.errors import InferenceServerError
 
 GENERATION_ROUTES = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses"})
@@ -62,6 +62,7 @@ class RequestEnvelope:
         self._context.prometheus.observe_http(method, route, status, seconds)
         if route in GENERATION_ROUTES and status in (429, 503):
             self._context.tracker.count_rejection()
+            self._context.prometheus.count_rejection(scope["state"].get("refusal", "other"))
 
 
 class AdmissionGate:
@@ -76,6 +77,7 @@ class AdmissionGate:
             try:
                 self._context.engine.check_admission()
             except InferenceServerError as error:
+                scope["state"]["refusal"] = refusal_reason(error)
                 return await engine_error_response(error)(scope, receive, send)
         await self._app(scope, receive, send)
 

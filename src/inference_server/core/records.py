@@ -3,6 +3,7 @@
 Metrics, telemetry, timeline and traces are sinks of these; nothing else measures the engine. Times are monotonic seconds.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,8 +14,8 @@ from inference_server.core.request_history import RequestEvent
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One collected step. Each row that returned a token is in one of the two: inter_token_s, seconds since its token before;
-    first_token_s, seconds since the request's arrival."""
+    """One collected step. Each row that returned a token is in one of the two: inter_token_s, how many rows by the seconds since
+    their token before, for rows that decode together wait equally long; first_token_s, seconds since the request's arrival."""
 
     step_id: int
     kind: StepKind
@@ -25,7 +26,7 @@ class StepRecord:
     num_returned_tokens: int
     num_waiting: int
     num_preempted: int
-    inter_token_s: tuple[float, ...] = ()
+    inter_token_s: Mapping[float, int] = field(default_factory=dict)
     first_token_s: tuple[float, ...] = ()
     num_prefill_chunks: int = 0
     num_prefill_tokens: int = 0

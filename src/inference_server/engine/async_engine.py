@@ -140,7 +140,7 @@ class AsyncEngine:
         if self._engine.state is EngineState.DEAD:
             raise self._end_error()
         if self._draining or self._engine.state is EngineState.STOPPED:
-            raise NotReadyError("the server is shutting down")
+            raise NotReadyError("the server is shutting down", reason="draining")
         if self._engine.state is EngineState.LOADING:
             raise _still_loading()
         # The snapshot is older than the count of places, and shows the rows of an ended request freed before its place is
@@ -148,7 +148,7 @@ class AsyncEngine:
         num_waiting = self.num_open - self.snapshot.scheduler.num_active
         if num_waiting + num_places > self._options.max_queue_size:
             retry_after_s = min(max(1.0, self._streams.seconds_per_end() * num_waiting / 2), _MAX_RETRY_S)
-            raise OverloadedError(f"the queue is full: {num_waiting} requests wait", retry_after_s=retry_after_s)
+            raise OverloadedError(f"the queue is full: {num_waiting} requests wait", retry_after_s=retry_after_s, reason="queue_full")
 
     async def generate(self, *requests: GenerationRequest) -> RequestStream:
         """Let in what one client asks for, prepare it and send it to the engine. A stream of n choices of each, in their order.
@@ -249,4 +249,4 @@ class AsyncEngine:
 
 
 def _still_loading() -> NotReadyError:
-    return NotReadyError("the model is still loading", retry_after_s=_LOADING_RETRY_S)
+    return NotReadyError("the model is still loading", retry_after_s=_LOADING_RETRY_S, reason="loading")

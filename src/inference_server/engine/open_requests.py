@@ -59,7 +59,8 @@ class OpenRequests:
         wait_s = self._scheduler.predicted_wait_s(request)
         try:
             if now + wait_s > request.admission_deadline:
-                raise OverloadedError(f"the request would wait for about {wait_s:.0f} s; try again later", retry_after_s=wait_s)
+                message = f"the request would wait for about {wait_s:.0f} s; try again later"
+                raise OverloadedError(message, retry_after_s=wait_s, reason="predicted_wait")
             self._scheduler.add(request, parent)
         except InferenceServerError as error:
             self.end(request.request_id, FinishReason.ERROR, now, error)
@@ -109,10 +110,11 @@ class OpenRequests:
         request_id = request.request_id
         if now < request.deadline:
             waited = f"waited {now - request.arrival_time:.0f} s without being admitted"
-            self.end(request_id, FinishReason.TIMEOUT, now, OverloadedError(f"the request {waited}; try again later"))
-        elif not self._processor.has_text(request_id):
-            late = DeadlineExceededError(f"no output within {now - request.arrival_time:.0f} s")
+            late = OverloadedError(f"the request {waited}; try again later", reason="admission_deadline")
             self.end(request_id, FinishReason.TIMEOUT, now, late)
+        elif not self._processor.has_text(request_id):
+            silent = DeadlineExceededError(f"no output within {now - request.arrival_time:.0f} s")
+            self.end(request_id, FinishReason.TIMEOUT, now, silent)
         else:
             self._deltas.setdefault(request_id, OutputDelta()).merge(self._processor.flush(request_id))
             self.end(request_id, FinishReason.TIMEOUT, now)

@@ -5,7 +5,7 @@ exception is the end of the engine and passes through.
 """
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +102,7 @@ class StepPipeline:
             num_returned_tokens=len(outputs.deltas),
             num_waiting=stats.num_waiting,
             num_preempted=stats.preemptions_total - self._num_preempted,
-            inter_token_s=tuple(outputs.inter_token_s),
+            inter_token_s=Counter(outputs.inter_token_s),
             first_token_s=tuple(outputs.first_token_s),
             num_prefill_chunks=len(prefill_rows),
             num_prefill_tokens=sum(step.plan.num_new_tokens[row] for row in prefill_rows),

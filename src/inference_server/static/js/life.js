@@ -42,16 +42,20 @@ export function stretches(life) {
   return found;
 }
 
+/** The name under which most time was spent, and the time. */
+function most(parts, nameOf) {
+  const by = {};
+  for (const part of parts) by[nameOf(part)] = (by[nameOf(part)] ?? 0) + part.end - part.start;
+  return Object.entries(by).sort((a, b) => b[1] - a[1])[0];
+}
+
 /** One sentence: where most of the time went. */
 function verdict(life, found) {
   if (!found.length) return "It has hardly begun.";
   const total = found.reduce((sum, part) => sum + part.end - part.start, 0);
-  const by = {};
-  for (const part of found) {
-    const name = { waiting: part.label, prefill: "computed its prompt", decode: "decoded its answer", idle: part.label }[part.kind];
-    by[name] = (by[name] ?? 0) + part.end - part.start;
-  }
-  const [name, time] = Object.entries(by).sort((a, b) => b[1] - a[1])[0];
+  const [kind, time] = most(found, (part) => part.kind);
+  const [gate] = most(found.filter((part) => part.kind === kind), (part) => part.label);
+  const name = { waiting: `was queued: it mostly ${gate}`, prefill: "computed its prompt", decode: "decoded its answer", idle: gate }[kind];
   const preempted = life.preemptions ? ` It was preempted ${life.preemptions === 1 ? "once" : `${life.preemptions} times`}.` : "";
   return `For ${percent(time / total)} of its ${duration(life.total_ms)} it ${name}.${preempted}`;
 }
@@ -81,7 +85,7 @@ function draw(life) {
   fact("From cache", `${count(life.cached_tokens)} tokens`);
   fact("Output", `${count(life.output_tokens)} tokens`);
   fact("End", life.error_code ?? life.finish_reason ?? life.status);
-  const events = el("ol", { class: "events" }, ...life.events.map((event) => el("li", {}, el("span", {}, duration(event.at_ms)), el("span", {}, tell(event)))));
+  const events = el("ol", { class: "events" }, ...life.events.map((event) => el("li", {}, el("span", {}, event.at_ms ? duration(event.at_ms) : "0"), el("span", {}, tell(event)))));
   const dropped = life.events_dropped ? [el("p", { class: "note" }, `${life.events_dropped} later events were not kept.`)] : [];
   return [el("p", { class: "verdict" }, verdict(life, found)), bar, axis, legend, facts, events, ...dropped, el("p", { class: "note" }, `Request ${life.request_id}`)];
 }
