@@ -4,7 +4,6 @@ import re
 import threading
 from pathlib import Path
 
-import httpx
 import pytest
 from api_server import TestServer, running
 
@@ -52,8 +51,8 @@ def test_the_snapshot_shows_rows_the_queue_and_the_past() -> None:
     with running(max_batch_size=1) as server:
         server.client.post("/generate", json={"text": "ended"})
         server.backend.step_s = 0.01
-        body = {"text": "abc", "ignore_eos": True, "max_tokens": 120}
-        call = {"target": httpx.post, "args": (f"{server.url}/generate",), "kwargs": {"json": body, "timeout": 20}}
+        body = {"text": "abc", "ignore_eos": True, "max_tokens": 40}
+        call = {"target": server.client.post, "args": ("/generate",), "kwargs": {"json": body}}
         posts = [threading.Thread(**call) for _ in range(3)]
         for post in posts:
             post.start()

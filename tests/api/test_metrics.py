@@ -3,7 +3,6 @@
 import threading
 import time
 
-import httpx
 from api_server import TestServer, running
 from echo_model import EchoBackend
 from prometheus_client.parser import text_string_to_metric_families
@@ -41,7 +40,7 @@ def test_labels_do_not_grow_with_sessions_ids_and_paths() -> None:
 def test_refusals_are_counted_by_reason() -> None:
     with running(EchoBackend(step_s=0.02), max_batch_size=1, max_queue_size=1, admission_deadline_s=0.3) as server:
         body = {"text": "abc", "ignore_eos": True, "max_tokens": 60}
-        call = {"target": httpx.post, "args": (f"{server.url}/generate",), "kwargs": {"json": body, "timeout": 20}}
+        call = {"target": server.client.post, "args": ("/generate",), "kwargs": {"json": body}}
         posts = [threading.Thread(**call) for _ in range(2)]
         posts[0].start()
         server.wait_for(lambda s: s["active_rows"] == 1)
@@ -59,7 +58,7 @@ def test_refusals_are_counted_by_reason() -> None:
 def test_time_to_first_token_counts_from_arrival_behind_a_full_queue() -> None:
     with running(max_batch_size=1) as server:
         server.backend.gate.clear()
-        call = {"target": httpx.post, "args": (f"{server.url}/generate",), "kwargs": {"json": {"text": "abc"}, "timeout": 20}}
+        call = {"target": server.client.post, "args": ("/generate",), "kwargs": {"json": {"text": "abc"}}}
         posts = [threading.Thread(**call) for _ in range(3)]
         for post in posts:
             post.start()

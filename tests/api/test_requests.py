@@ -2,7 +2,6 @@
 
 import threading
 
-import httpx
 from api_server import TestServer, running
 
 
@@ -49,8 +48,8 @@ def test_an_unknown_id_is_not_found(server: TestServer) -> None:
 def test_requests_that_run_and_wait_can_be_seen() -> None:
     with running(max_batch_size=1) as server:
         server.backend.step_s = 0.01
-        body = {"text": "abc", "ignore_eos": True, "max_tokens": 150}
-        call = {"target": httpx.post, "args": (f"{server.url}/generate",), "kwargs": {"json": body, "timeout": 20}}
+        body = {"text": "abc", "ignore_eos": True, "max_tokens": 60}
+        call = {"target": server.client.post, "args": ("/generate",), "kwargs": {"json": body}}
         posts = [threading.Thread(**call) for _ in range(2)]
         for post in posts:
             post.start()
