@@ -103,7 +103,8 @@ class SchedulerStats:
 class CacheStats:
     """A snapshot of the block pool, in bytes and in blocks of the first layer group.
 
-    used: referenced by running requests; cached: reusable, unreferenced; free: neither. hit and miss: prompt tokens that the
+    used: referenced by running requests; pinned: those of them that the prefix cache has too; cached: reusable, unreferenced;
+    free: neither. hit and miss: prompt tokens that the
     prefix cache had, or had not, each counted once, at first admission.
     """
 
@@ -117,6 +118,7 @@ class CacheStats:
     hit_tokens: int = 0
     miss_tokens: int = 0
     evicted_blocks: int = 0
+    pinned_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ export function drawBatch(requests, scheduler) {
   const rows = [...requests].sort((a, b) => order[a.status] - order[b.status]);
   const longest = Math.max(64, ...rows.map((row) => row.prompt_tokens + row.output_tokens));
   follow($("rows"), rows, (row) => row.request_id, create, (item, row) => update(item, row, longest));
-  $("rows").classList.toggle("many", rows.length > 48);
+  $("rows").classList.toggle("many", rows.length > 40);
   $("rows-empty").hidden = rows.length > 0;
   const held = Object.entries(scheduler.waiting_by_reason).map(([gate, number]) => `${number} for ${GATES[gate] ?? gate}`);
   const waiting = `${scheduler.queue_depth} waiting${held.length ? ` (${held.join(", ")})` : ""}`;

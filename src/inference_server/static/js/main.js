@@ -29,7 +29,7 @@ function drawTiles(scheduler, cache) {
   write($("tile-ttft-tail"), tail(scheduler.ttft_ms));
   write($("tile-itl"), duration(scheduler.itl_ms.p50));
   write($("tile-itl-tail"), tail(scheduler.itl_ms));
-  write($("tile-hits"), percent(cache.hit_rate));
+  write($("tile-hits"), percent(cache.hit_tokens + cache.miss_tokens ? cache.hit_rate : null));
   write($("tile-hit-tokens"), `${short(cache.hit_tokens)} of ${short(cache.hit_tokens + cache.miss_tokens)}`);
   write($("tile-queue"), count(scheduler.queue_depth));
   write($("tile-refused"), `${count(scheduler.rejected_total)} refused so far`);

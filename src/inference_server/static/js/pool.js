@@ -4,24 +4,23 @@ import { $, bytes, count, el, follow, percent, short, write } from "./dom.js";
 
 const CELLS = 240;
 
-/** Cells in proportion; whatever is there gets at least one. */
+/** The kinds of the cells, in proportion; whatever is there gets at least one. Pinned blocks are used and cached. */
 function cells(cache) {
+  const numbers = { pinned: cache.pinned_blocks, used: cache.used_blocks - cache.pinned_blocks, kept: cache.cached_blocks };
   const share = (blocks) => (blocks ? Math.max(1, Math.round((CELLS * blocks) / cache.total_blocks)) : 0);
-  const used = share(cache.used_blocks);
-  const kept = Math.min(share(cache.cached_blocks), CELLS - used);
-  return { used, kept };
+  return Object.entries(numbers).flatMap(([kind, blocks]) => Array(share(blocks)).fill(kind));
 }
 
 export function drawPool(cache, scheduler) {
   const map = $("pool");
   if (!map.children.length) map.append(...Array.from({ length: CELLS }, () => el("i")));
-  const { used, kept } = cache.total_blocks ? cells(cache) : { used: 0, kept: 0 };
+  const kinds = cache.total_blocks ? cells(cache) : [];
   for (let i = 0; i < CELLS; i++) {
-    const kind = i < used ? "used" : i < used + kept ? "kept" : "";
-    if (map.children[i].className !== kind) map.children[i].className = kind;
+    if (map.children[i].className !== (kinds[i] ?? "")) map.children[i].className = kinds[i] ?? "";
   }
-  map.setAttribute("aria-label", `KV blocks: ${cache.used_blocks} used, ${cache.cached_blocks} cached, ${cache.free_blocks} free`);
+  map.setAttribute("aria-label", `KV blocks: ${cache.used_blocks} used, ${cache.pinned_blocks} of them cached too, ${cache.cached_blocks} only cached, ${cache.free_blocks} free`);
   write($("pool-used"), `${count(cache.used_blocks)} · ${percent(cache.utilization)}`);
+  write($("pool-pinned"), count(cache.pinned_blocks));
   write($("pool-cached"), count(cache.cached_blocks));
   write($("pool-free"), count(cache.free_blocks));
   write($("pool-size"), cache.total_blocks ? `${count(cache.total_blocks)} blocks, ${bytes(cache.total_bytes)}` : "no model yet");
