@@ -1,5 +1,6 @@
 """The dashboard in headless Chromium: drive a simulation, chat, ask why a request was slow, on a desk and on a phone."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,6 +115,43 @@ def test_it_can_be_used_without_eyes_mouse_or_motion(page: Page) -> None:
     assert {"skip", "chat-text", "num_users", "sim-start", "find-id"} <= set(reached)
     page.look(1280, motion="reduce")
     assert page.run("getComputedStyle(document.querySelector('.blocks i')).transitionProperty") == "none"
+
+
+def test_a_list_that_changes_keeps_the_focus_of_what_stays(page: Page) -> None:
+    state = page.run("""(async () => {
+        const { el, follow } = await import('/static/js/dom.js');
+        const list = document.body.appendChild(el('ul'));
+        const show = (...keys) => follow(list, keys, (key) => key, (key) => el('li', { tabindex: 0 }, key), (item) => item.append('!'));
+        show('a', 'b', 'c');
+        list.children[1].focus();
+        show('b', 'c', 'd');
+        return [document.activeElement.textContent, list.textContent];
+    })()""")
+    assert state == ["b!!", "b!!c!!d!"]
+
+
+def test_the_stretches_of_a_life_add_up_to_it(page: Page) -> None:
+    events = [
+        {"event": "received", "at_ms": 0},
+        {"event": "held", "at_ms": 30, "gate": "kv_blocks"},
+        {"event": "admitted", "at_ms": 100, "cached_tokens": 0},
+        {"event": "prefill", "at_ms": 110, "duration_ms": 40, "tokens": 512, "rows": 3},
+        {"event": "prefill", "at_ms": 170, "duration_ms": 30, "tokens": 1, "rows": 1},
+        {"event": "preempted", "at_ms": 250},
+        {"event": "prefill", "at_ms": 260, "duration_ms": 20, "tokens": 513, "rows": 1},
+    ]
+    life = {"phases": {"queue_ms": 100, "prefill_ms": 100, "decode_ms": 300}, "events": events, "output_tokens": 9}
+    found = page.run(f"import('/static/js/life.js').then(({{ stretches }}) => stretches({json.dumps(life)}))")
+    assert [(part["kind"], part["start"], part["end"]) for part in found] == [
+        ("waiting", 0, 30),
+        ("waiting", 30, 100),
+        ("idle", 100, 110),
+        ("prefill", 110, 150),
+        ("idle", 150, 170),
+        ("prefill", 170, 200),
+        ("decode", 200, 500),
+    ]
+    assert "KV memory" in found[1]["label"]
 
 
 def test_everything_comes_from_the_server_itself(page: Page, server: TestServer) -> None:

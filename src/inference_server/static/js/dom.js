@@ -27,14 +27,15 @@ export function write(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** Makes the children of `parent` follow `items`: those with a known key are updated and kept, focus included. */
+/** Makes the children of `parent` follow `items`: those with a known key are updated and kept, with their focus unless they must move. */
 export function follow(parent, items, keyOf, create, update) {
+  const keys = new Set(items.map(keyOf));
+  for (const child of [...parent.children]) if (!keys.has(child.dataset.key)) child.remove();
   const old = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   let place = parent.firstElementChild;
   for (const item of items) {
     const key = keyOf(item);
     let child = old.get(key);
-    old.delete(key);
     if (!child) {
       child = create(item);
       child.dataset.key = key;
@@ -43,7 +44,6 @@ export function follow(parent, items, keyOf, create, update) {
     if (child === place) place = place.nextElementSibling;
     else parent.insertBefore(child, place);
   }
-  for (const child of old.values()) child.remove();
 }
 
 export const count = (value) => (value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en"));

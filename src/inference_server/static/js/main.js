@@ -24,7 +24,7 @@ const past = { ttft_ms: QUANTILES.map(() => []), itl_ms: QUANTILES.map(() => [])
 function drawTiles(scheduler, cache) {
   const tail = (times) => `p95 ${duration(times.p95)} · p99 ${duration(times.p99)}`;
   write($("tile-tokens"), short(scheduler.tokens_per_s));
-  write($("tile-requests"), `${scheduler.requests_per_s.toFixed(1)} requests/s`);
+  write($("tile-requests"), `${scheduler.requests_per_s.toFixed(1)} requests/s · ${scheduler.steps_per_s.toFixed(0)} steps/s`);
   write($("tile-ttft"), duration(scheduler.ttft_ms.p50));
   write($("tile-ttft-tail"), tail(scheduler.ttft_ms));
   write($("tile-itl"), duration(scheduler.itl_ms.p50));

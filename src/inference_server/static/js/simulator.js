@@ -35,9 +35,10 @@ export function drawSimulator(status) {
   }
   $("sim-start").disabled = status.running;
   $("sim-stop").disabled = !status.running;
-  write($("sim-state"), status.running ? `running for ${Math.floor(status.elapsed_s)} s` : status.options ? "stopped" : "not running");
+  write($("sim-state"), status.running ? "running" : status.options ? "stopped" : "not running");
   const figures = status.options
     ? [
+        ["Time", `${Math.floor(status.elapsed_s)} s`],
         ["Answered", count(status.requests_completed)],
         ["In flight", count(status.in_flight)],
         ["Refused, retried", count(status.requests_rejected)],
