@@ -1,4 +1,4 @@
-# run: the server on the embedded model · test: the fast suite · check: every static gate · bench: tokens/s of the running server
+# run: the server on the embedded model · test: the fast suite · browser: the dashboard in Chromium · check: every static gate · bench: tokens/s of the running server
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: run test heavy check fmt bench install clean
+.PHONY: run test heavy browser check fmt bench install clean
 
 run: $(INSTALLED)
 	$(BIN)/python -m inference_server $(ARGS)
@@ -17,6 +17,9 @@ test: $(INSTALLED)
 
 heavy: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m heavy --timeout=900 $(PYTEST_ARGS)
+
+browser: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m browser -rs $(PYTEST_ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -25,7 +25,6 @@ AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "custom_backend_compile": (False,),
         "timeline_dir": (None,),
         "otlp_endpoint": (None,),
-        "enable_simulator": (False,),
     }
 )
 
@@ -117,7 +116,7 @@ class Settings(BaseSettings):
     rate_limit_tpm: int | None = Field(
         None, gt=0, description="Tokens a minute for each API key: prompt tokens that were computed, and output; unset: no limit"
     )
-    enable_simulator: bool = Field(False, description="Serve /simulate/*")
+    enable_simulator: bool | None = Field(None, description="Serve /simulate/*; unset: unless API_KEYS are set")
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Origins that browsers may call from, comma separated; unset: none"
     )
@@ -198,6 +197,11 @@ class Settings(BaseSettings):
             default_max_tokens=self.default_max_tokens,
             check_integrity=self.check_integrity,
         )
+
+    @property
+    def has_simulator(self) -> bool:
+        """Whether /simulate/* is served: as ENABLE_SIMULATOR says, else for everyone where there are no keys."""
+        return not self.api_keys if self.enable_simulator is None else self.enable_simulator
 
     def api_options(self) -> ApiOptions:
         """What the HTTP layer needs to know."""

@@ -23,6 +23,7 @@ from inference_server.engine.loaded_model import LoadedModel
 from inference_server.engine.model_loader import ModelLoader
 from inference_server.observability.logs import configure_logging
 from inference_server.observability.sinks import Sinks
+from inference_server.simulator.simulator import LoadSimulator
 
 SWITCH_INTERVAL_S = 0.0002  # how long the engine thread may keep the interpreter from the event loop, and the other way round
 
@@ -37,10 +38,20 @@ def create_app(settings: Settings | None = None, load: Callable[[], LoadedModel]
     readers = (*sinks, spending) if settings.rate_limit_tpm else tuple(sinks)
     engine = Engine(partial(_load, load or partial(load_model, settings)), engine_options, readers, clock)
     async_engine = AsyncEngine(engine, engine_options, clock)
+    simulator = LoadSimulator(clock) if settings.has_simulator else None
     context = ApiContext(
-        async_engine, options, sinks.tracker, sinks.prometheus, clock, time.time, started_at=int(time.time()), spending=spending
+        async_engine,
+        options,
+        sinks.tracker,
+        sinks.prometheus,
+        clock,
+        time.time,
+        started_at=int(time.time()),
+        spending=spending,
+        request_log=sinks.request_log,
+        simulator=simulator,
     )
-    return build_app(context, engine_lifespan(async_engine, settings.drain_timeout_s, sinks.close))
+    return build_app(context, engine_lifespan(async_engine, settings.drain_timeout_s, sinks.close, simulator))
 
 
 def _sinks(model_name: str, settings: Settings, clock: Clock) -> Sinks:

@@ -11,6 +11,7 @@ ROUTES = {
     *("POST /generate", "POST /v1/completions", "POST /v1/chat/completions", "POST /v1/responses"),
     *("GET /v1/models", "GET /v1/models/{model_id}"),
     *("POST /tokenize", "POST /detokenize", "GET /version", "GET /scheduler/stats", "GET /cache/stats", "GET /metrics"),
+    *("GET /requests", "GET /requests/{id}", "POST /simulate/start", "POST /simulate/stop", "GET /simulate/status"),
     *("GET /health", "GET /health/live", "GET /ready", "GET /health/ready"),
 }
 

@@ -144,6 +144,17 @@ def test_used_cached_and_free_are_all_there_is() -> None:
     assert (stats.used_blocks, stats.cached_blocks, stats.free_blocks, stats.total_blocks) == (2, 3, 5, 10)
 
 
+def test_pinned_blocks_are_those_that_are_used_and_cached() -> None:
+    cache = Cache(num_slabs=11)
+    cache.run(prompt(0, 12))
+    assert cache.stats().pinned_blocks == 0
+    reader = cache.start(prompt(0, 12) + prompt(50, 8))
+    assert cache.stats().pinned_blocks == 3
+    assert cache.stats().used_blocks >= 3
+    cache.end(reader)
+    assert cache.stats().pinned_blocks == 0
+
+
 def test_hits_misses_and_evictions_are_counted() -> None:
     cache = Cache(num_slabs=11)
     cache.run(prompt(0, 20))

@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from pathlib import Path
 
 from inference_server.observability.logs import JsonFormatter, _asked_by_a_person
 
@@ -28,9 +29,22 @@ def test_exceptions_are_part_of_the_entry() -> None:
     assert "ValueError: why" in json.loads(JsonFormatter().format(failed))["exception"]
 
 
+def test_extra_fields_join_the_entry_and_cannot_replace_its_own() -> None:
+    line = logging.LogRecord("a", logging.INFO, "f.py", 1, "ended", (), None)
+    line.__dict__.update(request_id="r1", tokens=7, path=Path("x"), level="forged")
+    entry = json.loads(JsonFormatter().format(line))
+    assert set(entry) == {"time", "level", "logger", "message", "request_id", "tokens", "path"}
+    assert (entry["request_id"], entry["tokens"], entry["path"], entry["level"]) == ("r1", 7, "x", "info")
+
+
 def test_what_machines_ask_every_few_seconds_stays_out_of_the_access_log() -> None:
     def access(path: str) -> logging.LogRecord:
         return logging.LogRecord("uvicorn.access", logging.INFO, "f.py", 1, '%s - "%s %s HTTP/%s" %d', ("a", "GET", path, "1.1", 200), None)
 
-    assert [_asked_by_a_person(access(path)) for path in ("/ready", "/health/live", "/metrics", "/generate")] == [False, False, False, True]
+    assert [_asked_by_a_person(access(path)) for path in ("/ready", "/metrics", "/dashboard/state", "/generate")] == [
+        False,
+        False,
+        False,
+        True,
+    ]
     assert _asked_by_a_person(record("a plain message"))

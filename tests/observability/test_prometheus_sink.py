@@ -1,5 +1,8 @@
 """The exposition, read back with the client library's own parser."""
 
+from collections import Counter
+
+import numpy as np
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,7 +14,7 @@ from inference_server.observability.prometheus import LATENCY_BUCKETS, Prometheu
 
 MODEL = {"model_name": "m"}
 SNAPSHOT = EngineSnapshot(
-    scheduler=SchedulerStats(num_waiting=3, num_running=2, preemptions_total=7),
+    scheduler=SchedulerStats(num_waiting=3, waiting_by_reason={"kv_blocks": 3}, num_running=2, preemptions_total=7),
     cache=CacheStats(total_blocks=100, used_blocks=25, free_blocks=75, hit_tokens=30, miss_tokens=70),
 )
 
@@ -59,7 +62,7 @@ def test_requests() -> None:
 
 def test_first_tokens_count_with_their_step() -> None:
     sink = PrometheusSink("m")
-    sink.on_step(StepRecord(1, StepKind.PREFILL, 0.0, 0.1, 2, 40, 2, 0, 0, (), (0.45, 0.5)))
+    sink.on_step(StepRecord(1, StepKind.PREFILL, 0.0, 0.1, 2, 40, 2, 0, 0, {}, (0.45, 0.5)))
     assert value(sink, "time_to_first_token_seconds_count") == 2
     assert value(sink, "time_to_first_token_seconds_bucket", le="0.4") == 0
     assert value(sink, "time_to_first_token_seconds_bucket", le="0.5") == 2
@@ -67,7 +70,7 @@ def test_first_tokens_count_with_their_step() -> None:
 
 def test_inter_token_latencies_fall_into_fine_buckets() -> None:
     sink = PrometheusSink("m")
-    sink.on_step(StepRecord(1, StepKind.DECODE, 0.0, 0.1, 4, 4, 4, 0, 0, (0.0004, 0.0012, 0.0012, 1e6)))
+    sink.on_step(StepRecord(1, StepKind.DECODE, 0.0, 0.1, 4, 4, 4, 0, 0, {0.0004: 1, 0.0012: 2, 1e6: 1}))
     assert value(sink, "generation_tokens_total") == 4
     counts = {le: value(sink, "inter_token_latency_seconds_bucket", le=le) for le in ("0.0005", "0.001", "0.002", "640.0", "+Inf")}
     assert counts == {"0.0005": 1, "0.001": 1, "0.002": 3, "640.0": 3, "+Inf": 4}
@@ -93,3 +96,37 @@ def test_two_sinks_do_not_share_a_registry() -> None:
     first, second = PrometheusSink("a"), PrometheusSink("b")
     finish(first, FinishReason.STOP)
     assert b"request_success_total{" not in second.render(SNAPSHOT, "")[0]
+
+
+def test_phases_of_a_request() -> None:
+    sink = PrometheusSink("m")
+    # Arrived at 100, admitted at 101, first token at 103, last of five at 107, its end written at 107.5.
+    record = RequestRecord("r", "", "", FinishReason.STOP, None, 10, 4, 5, 0, 100.0, 101.0, 103.0, 107.5, last_token_time=107.0)
+    sink.on_request(record)
+    sums = {name: value(sink, f"request_{name}_seconds_sum") for name in ("queue_time", "prefill_time", "decode_time")}
+    assert sums == {"queue_time": 1, "prefill_time": 2, "decode_time": 4}
+    assert value(sink, "request_time_per_output_token_seconds_sum") == 1.0
+    finish(sink, FinishReason.ABORT, admitted=False)
+    assert value(sink, "request_prefill_time_seconds_count") == 1
+
+
+def test_steps_chunks_and_refusals() -> None:
+    sink = PrometheusSink("m")
+    sink.on_step(StepRecord(1, StepKind.MIXED, 0.0, 0.1, 5, 40, 2, 0, 0, num_prefill_chunks=3, num_prefill_tokens=38))
+    sink.on_step(StepRecord(2, StepKind.DECODE, 0.1, 0.2, 4, 4, 4, 0, 0))
+    sink.count_rejection("queue_full")
+    assert value(sink, "engine_steps_total", kind="mixed") == value(sink, "engine_steps_total", kind="decode") == 1
+    assert value(sink, "prefill_chunks_total") == 3
+    assert value(sink, "batch_rows") == 4
+    assert value(sink, "request_rejections_total", reason="queue_full") == 1
+    assert value(sink, "num_requests_waiting_by_reason", reason="kv_blocks") == 3
+
+
+def test_a_histogram_agrees_with_numpy_within_a_bucket() -> None:
+    sink = PrometheusSink("m")
+    times = np.random.default_rng(2).lognormal(-4, 1, 5000)
+    sink.on_step(StepRecord(1, StepKind.DECODE, 0.0, 0.1, 256, 256, 256, 0, 0, Counter(times.tolist())))
+    expected = np.searchsorted(np.sort(times), LATENCY_BUCKETS, side="right")
+    found = [value(sink, "inter_token_latency_seconds_bucket", le=str(bound)) for bound in LATENCY_BUCKETS]
+    assert found == expected.tolist()
+    assert value(sink, "inter_token_latency_seconds_sum") == pytest.approx(times.sum())

@@ -1,8 +1,11 @@
 """The sliding window: percentiles within a bucket's width, rates, ageing, and memory that does not grow."""
 
 import random
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
 from inference_server.core.plan import StepKind
@@ -21,7 +24,7 @@ class VirtualClock:
 
 def step(end_time: float, inter_token_s: tuple[float, ...] = (), first_token_s: tuple[float, ...] = ()) -> StepRecord:
     returned = len(inter_token_s) + len(first_token_s)
-    return StepRecord(1, StepKind.DECODE, end_time, end_time, returned, returned, returned, 0, 0, inter_token_s, first_token_s)
+    return StepRecord(1, StepKind.DECODE, end_time, end_time, returned, returned, returned, 0, 0, Counter(inter_token_s), first_token_s)
 
 
 def request(end_time: float, total_s: float = 2.0, ttft_s: float | None = 0.5, tokens: int = 4, error: str | None = None) -> RequestRecord:
@@ -103,3 +106,48 @@ def test_rejections_are_counted() -> None:
     tracker = MetricsTracker(VirtualClock())
     tracker.count_rejection()
     assert tracker.rejected_total == 1
+
+
+@pytest.mark.parametrize("draw", [lambda r: r.expovariate(20), lambda r: r.lognormvariate(-4, 1.2), lambda r: 0.0004 + r.random() / 5000])
+def test_percentiles_agree_with_numpy(draw: Callable[[random.Random], float]) -> None:
+    clock = VirtualClock()
+    tracker = MetricsTracker(clock)
+    generator = random.Random(3)
+    samples = [draw(generator) for _ in range(3000)]
+    for i in range(0, len(samples), 100):
+        tracker.on_step(step(clock.now, tuple(samples[i : i + 50]), tuple(samples[i + 50 : i + 100])))
+        clock.now += 1
+    summary = tracker.summary()
+    for name, offset in (("itl_ms", 0), ("ttft_ms", 50)):
+        taken = [sample for i, sample in enumerate(samples) if i % 100 // 50 == offset // 50]
+        expected = 1000 * np.percentile(taken, (50, 95, 99), method="inverted_cdf")
+        assert list(summary[name].values()) == pytest.approx(list(expected), rel=0.026)
+
+
+def test_queue_time_prompt_tokens_and_steps() -> None:
+    clock = VirtualClock()
+    tracker = MetricsTracker(clock)
+    for waited in (0.1, 0.2, 0.3):
+        record = request(clock.now)
+        tracker.on_request(replace(record, admitted_time=record.arrival_time + waited))
+    tracker.on_request(replace(request(clock.now, error="overloaded"), admitted_time=None))
+    tracker.on_step(replace(step(clock.now), num_prefill_chunks=2, num_prefill_tokens=70))
+    clock.now += 2
+    summary = tracker.summary()
+    assert summary["queue_ms"]["p50"] == pytest.approx(200, rel=0.03)
+    assert summary["prompt_tokens_per_s"] == 35
+    assert summary["steps_per_s"] == 0.5
+
+
+def test_history_is_second_by_second_and_ends_with_the_last_whole_one() -> None:
+    clock = VirtualClock()
+    tracker = MetricsTracker(clock)
+    for tokens in (1, 0, 3):
+        tracker.on_step(step(clock.now, (0.01,) * tokens))
+        clock.now += 1
+    tracker.on_request(request(clock.now - 1))
+    history = tracker.history()
+    assert history["tokens"] == [0] * (WINDOW_S - 4) + [1, 0, 3]
+    assert history["requests"] == [0] * (WINDOW_S - 2) + [1]
+    clock.now += WINDOW_S
+    assert set(tracker.history()["tokens"]) == {0}

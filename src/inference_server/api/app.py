@@ -11,7 +11,7 @@ from inference_server.api.context import ApiContext
 from inference_server.api.errors import install_error_handlers
 from inference_server.api.middleware import AdmissionGate, BodyLimit, HeaderLimit, RequestEnvelope
 from inference_server.api.rate_limit import RateLimit
-from inference_server.api.routes import generate, health, index, models, openai, responses, stats, tokens
+from inference_server.api.routes import dashboard, generate, health, models, openai, requests, responses, simulate, stats, tokens
 
 
 def build_app(context: ApiContext, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
@@ -27,7 +27,7 @@ def build_app(context: ApiContext, lifespan: Lifespan[FastAPI] | None = None) ->
     )
     app.state.context = context
     install_error_handlers(app)
-    for module in (generate, openai, responses, models, tokens, stats, health, index):
+    for module in (generate, openai, responses, models, tokens, stats, requests, simulate, health, dashboard):
         app.include_router(module.router)
     app.openapi()  # built now rather than by the first client, on the event loop
     return app

@@ -12,7 +12,9 @@ from inference_server.core.errors import ModelNotFoundError
 from inference_server.core.options import ApiOptions
 from inference_server.engine.async_engine import AsyncEngine
 from inference_server.observability.prometheus import PrometheusSink
+from inference_server.observability.request_log import RequestLog
 from inference_server.observability.tracker import MetricsTracker
+from inference_server.simulator.simulator import LoadSimulator
 from inference_server.tokenization.base import TokenizerLike
 
 
@@ -20,7 +22,7 @@ from inference_server.tokenization.base import TokenizerLike
 class ApiContext:
     """clock: monotonic seconds, the engine's own. wall_clock: seconds since the epoch, only for `created` fields.
 
-    spending: what the rate limit in tokens goes by.
+    spending: what the rate limit in tokens goes by. simulator: None where it is switched off.
     """
 
     engine: AsyncEngine
@@ -31,6 +33,8 @@ class ApiContext:
     wall_clock: Callable[[], float]
     started_at: int
     spending: TokenSpending
+    request_log: RequestLog
+    simulator: LoadSimulator | None = None
 
     @property
     def tokenizer(self) -> TokenizerLike:

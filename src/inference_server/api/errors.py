@@ -39,7 +39,7 @@ TYPES: Mapping[int, str] = MappingProxyType(
     }
 )
 CODES: Mapping[int, str] = MappingProxyType(
-    {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 413: "request_too_large"}
+    {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 409: "conflict", 413: "request_too_large"}
 )
 
 
@@ -82,6 +82,11 @@ def engine_error_response(error: errors.InferenceServerError) -> Response:
     return json_error(status, engine_error_body(error), headers)
 
 
+def refusal_reason(error: errors.InferenceServerError) -> str:
+    """Why a generation was refused, as a label of a metric: one of a short list."""
+    return error.reason if isinstance(error, errors.TryLaterError) else error.code
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Register the handlers. Exceptions that nobody expects are answered by `RequestEnvelope`, outside all of them."""
     app.add_exception_handler(errors.InferenceServerError, _engine_error)
@@ -92,6 +97,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 async def _engine_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.InferenceServerError)
+    request.state.refusal = refusal_reason(error)
     return engine_error_response(error)
 
 

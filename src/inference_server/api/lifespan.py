@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from starlette.types import StatelessLifespan
 
 from inference_server.engine.async_engine import AsyncEngine
+from inference_server.simulator.simulator import LoadSimulator
 
 WATCH_INTERVAL_S = 2.0
 FLUSH_S = 0.5
@@ -24,18 +25,25 @@ FLUSH_S = 0.5
 logger = logging.getLogger(__name__)
 
 
-def engine_lifespan(engine: AsyncEngine, drain_timeout_s: float, flush: Callable[[], None]) -> StatelessLifespan[FastAPI]:
-    """The lifespan of an application that owns `engine`. flush: called last, however the process ends; it returns in bounded time."""
+def engine_lifespan(
+    engine: AsyncEngine, drain_timeout_s: float, flush: Callable[[], None], simulator: LoadSimulator | None = None
+) -> StatelessLifespan[FastAPI]:
+    """The lifespan of an application that owns `engine`. A simulation ends before anybody waits for the requests that are open.
+
+    flush: called last, however the process ends; it returns in bounded time.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await engine.start()
-        GracefulExit(engine, drain_timeout_s, flush).install()
+        GracefulExit(engine, drain_timeout_s, flush, simulator).install()
         watch = asyncio.create_task(_exit_when_broken(engine, flush))
         try:
             yield
         finally:
             watch.cancel()
+            if simulator is not None:
+                await simulator.stop()
             await engine.stop()
             flush()
 
@@ -49,9 +57,10 @@ class GracefulExit:
     process on the spot.
     """
 
-    def __init__(self, engine: AsyncEngine, drain_timeout_s: float, flush: Callable[[], None]) -> None:
+    def __init__(self, engine: AsyncEngine, drain_timeout_s: float, flush: Callable[[], None], simulator: LoadSimulator | None) -> None:
         self._engine = engine
         self._flush = flush
+        self._simulator = simulator
         self._drain_timeout_s = drain_timeout_s
         self._loop = asyncio.get_running_loop()
         self._drain_task: asyncio.Task[None] | None = None
@@ -79,6 +88,8 @@ class GracefulExit:
 
     async def _drain(self, signum: int) -> None:
         logger.info("%s: draining, %d requests are open", signal.Signals(signum).name, self._engine.num_open)
+        if self._simulator is not None:
+            await self._simulator.stop()
         await self._engine.stop(self._drain_timeout_s)
         handler = self._server_handlers.get(signum)
         if handler is None or self._engine.running:

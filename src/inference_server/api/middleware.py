@@ -12,7 +12,7 @@ from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inference_server.api.context import ApiContext
-from inference_server.api.errors import engine_error_response, error_body, json_error
+from inference_server.api.errors import engine_error_response, error_body, json_error, refusal_reason
 from inference_server.api.headers import GENERATION_ROUTES, header, is_generation, route_path
 from inference_server.core.errors import InferenceServerError
 
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 class RequestEnvelope:
     """Stamps the arrival, echoes X-Request-Id, times every request by its route, and answers 500 where nothing else did.
 
-    `state.arrival_time` is in seconds of the engine's clock. `state.client_id` is the client's own id when it is well formed, else a
-    fresh one, and `state.trace_id` a well-formed X-Trace-Id, else empty; both are only ever echoed and written down, never a key.
-    `state.response_headers`: what every answer gets, for others to add to.
+    `state.arrival_time` is in seconds of the engine's clock. `state.client_id` is the client's own id (X-Request-Id, else X-Trace-Id)
+    when it is well formed, else a fresh one, and `state.trace_id` a well-formed X-Trace-Id, else empty; both are only ever echoed,
+    written down and searched for, never a key. `state.response_headers`: what every answer gets, for others to add to.
     """
 
     def __init__(self, app: ASGIApp, context: ApiContext) -> None:
@@ -38,9 +38,9 @@ class RequestEnvelope:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         arrival_time = self._context.clock()
-        sent = header(scope, b"x-request-id")
-        client_id = sent if WELL_FORMED.fullmatch(sent) else uuid.uuid4().hex.encode()
         trace = header(scope, b"x-trace-id")
+        sent = header(scope, b"x-request-id") or trace
+        client_id = sent if WELL_FORMED.fullmatch(sent) else uuid.uuid4().hex.encode()
         trace_id = trace.decode() if WELL_FORMED.fullmatch(trace) else ""
         response_headers = [(b"x-request-id", client_id)]
         scope.setdefault("state", {}).update(
@@ -71,6 +71,7 @@ class RequestEnvelope:
         self._context.prometheus.observe_http(method, route, status, seconds)
         if route in GENERATION_ROUTES and status in (429, 503):
             self._context.tracker.count_rejection()
+            self._context.prometheus.count_rejection(scope["state"].get("refusal", "other"))
 
 
 class AdmissionGate:
@@ -85,6 +86,7 @@ class AdmissionGate:
             try:
                 self._context.engine.check_admission()
             except InferenceServerError as error:
+                scope["state"]["refusal"] = refusal_reason(error)
                 return await engine_error_response(error)(scope, receive, send)
         await self._app(scope, receive, send)
 

@@ -105,6 +105,7 @@ class RateLimit:
             scope["state"]["response_headers"] += _headers(kind, buckets.per_minute, buckets.standing(client))
         if not wait_s:
             return await self._app(scope, receive, send)
+        scope["state"]["refusal"] = "rate_limit"
         body = error_body(429, f"more than {used_up} a minute; try again in {wait_s:.1f} s", code="rate_limit_exceeded")
         await json_error(429, body, {"Retry-After": str(max(1, ceil(wait_s)))})(scope, receive, send)
 

@@ -40,11 +40,15 @@ class ModelNotFoundError(InferenceServerError):
 
 
 class TryLaterError(InferenceServerError):
-    """Base of refusals that have nothing to do with the request itself. `retry_after_s` is a hint in seconds."""
+    """Base of refusals that have nothing to do with the request itself. `retry_after_s` is a hint in seconds.
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+    reason: one word of a short list, finer than `code`, for the metrics.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, reason: str = "") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.reason = reason or self.code
 
 
 class OverloadedError(TryLaterError):

@@ -16,6 +16,13 @@ class StepKind(StrEnum):
     PREFILL = "prefill"
     MIXED = "mixed"
 
+    @classmethod
+    def of(cls, num_prefills: int, num_rows: int) -> "StepKind":
+        """Of a step in which so many of the rows compute known tokens."""
+        if num_prefills == 0:
+            return cls.DECODE
+        return cls.MIXED if num_prefills < num_rows else cls.PREFILL
+
 
 class BlockCopy(NamedTuple):
     """Copy one block inside a layer group before the forward runs (copy-on-write)."""
@@ -56,18 +63,14 @@ class StepPlan:
         return sum(self.num_new_tokens)
 
     @property
-    def num_decodes(self) -> int:
-        """Rows that extend an already computed sequence by one token."""
-        return sum(
-            1 for r, s, n in zip(self.requests, self.starts, self.num_new_tokens, strict=True) if n == 1 and s >= r.num_prompt_tokens
-        )
+    def prefill_rows(self) -> list[int]:
+        """Indices of the rows that compute known tokens; the others extend an already computed sequence by one token."""
+        rows = enumerate(zip(self.requests, self.starts, self.num_new_tokens, strict=True))
+        return [i for i, (request, start, count) in rows if count > 1 or start < request.num_prompt_tokens]
 
     @property
     def kind(self) -> StepKind:
-        decodes = self.num_decodes
-        if decodes == len(self):
-            return StepKind.DECODE
-        return StepKind.MIXED if decodes else StepKind.PREFILL
+        return StepKind.of(len(self.prefill_rows), len(self))
 
 
 @dataclass(slots=True)

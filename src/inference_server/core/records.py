@@ -3,17 +3,19 @@
 Metrics, telemetry, timeline and traces are sinks of these; nothing else measures the engine. Times are monotonic seconds.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from inference_server.core.plan import StepKind
-from inference_server.core.request import FinishReason
+from inference_server.core.request import FinishReason, RequestStatus
+from inference_server.core.request_history import RequestEvent
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One collected step. Each row that returned a token is in one of the two: inter_token_s, seconds since its token before;
-    first_token_s, seconds since the request's arrival."""
+    """One collected step. Each row that returned a token is in one of the two: inter_token_s, how many rows by the seconds since
+    their token before, for rows that decode together wait equally long; first_token_s, seconds since the request's arrival."""
 
     step_id: int
     kind: StepKind
@@ -24,18 +26,24 @@ class StepRecord:
     num_returned_tokens: int
     num_waiting: int
     num_preempted: int
-    inter_token_s: tuple[float, ...] = ()
+    inter_token_s: Mapping[float, int] = field(default_factory=dict)
     first_token_s: tuple[float, ...] = ()
+    num_prefill_chunks: int = 0
+    num_prefill_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """The life of one request, written when it ends."""
+    """The life of one request, written when it ends; of one that is open, its life so far.
+
+    finish_reason: None while it is open, and end_time is then the time of writing. num_computed_tokens: of its KV. events_dropped:
+    how many more events there were than a history keeps.
+    """
 
     request_id: str
     client_id: str
     session_id: str
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
     error_code: str | None
     prompt_tokens: int
     cached_tokens: int
@@ -47,6 +55,11 @@ class RequestRecord:
     end_time: float
     trace_id: str = ""
     fairness_key: str = ""
+    last_token_time: float | None = None
+    status: RequestStatus = RequestStatus.FINISHED
+    num_computed_tokens: int = 0
+    events: tuple[RequestEvent, ...] = ()
+    events_dropped: int = 0
 
     @property
     def ttft_s(self) -> float | None:
@@ -92,7 +105,8 @@ class SchedulerStats:
 class CacheStats:
     """A snapshot of the block pool, in bytes and in blocks of the first layer group.
 
-    used: referenced by running requests; cached: reusable, unreferenced; free: neither. hit and miss: prompt tokens that the
+    used: referenced by running requests; pinned: those of them that the prefix cache has too; cached: reusable, unreferenced;
+    free: neither. hit and miss: prompt tokens that the
     prefix cache had, or had not, each counted once, at first admission.
     """
 
@@ -106,6 +120,7 @@ class CacheStats:
     hit_tokens: int = 0
     miss_tokens: int = 0
     evicted_blocks: int = 0
+    pinned_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

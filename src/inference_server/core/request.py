@@ -7,6 +7,7 @@ prefill chunks, decode steps, prefix hits and resumption after preemption are al
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from inference_server.core.request_history import RequestHistory
 from inference_server.core.sampling_params import SamplingParams
 
 
@@ -94,6 +95,7 @@ class ScheduledRequest:
     admitted_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
+    history: RequestHistory = field(default_factory=RequestHistory)
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = self.num_prompt_tokens or len(self.token_ids)

@@ -22,7 +22,7 @@ from inference_server.core.errors import (
 )
 from inference_server.core.generation import GenerationRequest
 from inference_server.core.options import EngineOptions
-from inference_server.core.records import EngineSnapshot
+from inference_server.core.records import EngineSnapshot, RequestRecord
 from inference_server.core.request import ScheduledRequest
 from inference_server.engine.engine import Engine, EngineState
 from inference_server.engine.health import Health, stack_of
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _WORKER_ABOVE_CHARS = 4096
 _STEP_LIMIT_S = 10.0
+_INSPECT_LIMIT_S = 2.0
 _LOAD_LIMIT_S = 1.0
 _LOADING_RETRY_S = 5.0
 _MAX_RETRY_S = 60.0
@@ -135,7 +136,7 @@ class AsyncEngine:
         if self._engine.state is EngineState.DEAD or self._stalled():
             raise self._end_error()
         if self._draining or self._engine.state is EngineState.STOPPED:
-            raise NotReadyError("the server is shutting down")
+            raise NotReadyError("the server is shutting down", reason="draining")
         if self._engine.state is EngineState.LOADING:
             raise _still_loading()
         # The snapshot is older than the count of places, and shows the rows of an ended request freed before its place is
@@ -143,7 +144,7 @@ class AsyncEngine:
         num_waiting = self.num_open - self.snapshot.scheduler.num_active
         if num_waiting + num_places > self._options.max_queue_size:
             retry_after_s = min(max(1.0, self._streams.seconds_per_end() * num_waiting / 2), _MAX_RETRY_S)
-            raise OverloadedError(f"the queue is full: {num_waiting} requests wait", retry_after_s=retry_after_s)
+            raise OverloadedError(f"the queue is full: {num_waiting} requests wait", retry_after_s=retry_after_s, reason="queue_full")
 
     async def generate(self, *requests: GenerationRequest) -> RequestStream:
         """Let in what one client asks for, prepare it and send it to the engine. A stream of n choices of each, in their order.
@@ -171,6 +172,18 @@ class AsyncEngine:
         for group in groups:
             self._engine.add(*group)
         return stream
+
+    async def open_requests(self) -> tuple[RequestRecord, ...]:
+        """The lives so far of the requests in the engine, oldest first, as of a step boundary.
+
+        Raises TimeoutError when there was none for `_INSPECT_LIMIT_S`.
+        """
+        if self._engine.model is None or self._ended.is_set():
+            return ()
+        reply: asyncio.Future[tuple[RequestRecord, ...]] = asyncio.get_running_loop().create_future()
+        self._engine.inspect(lambda records: self._streams.call(lambda: None if reply.done() else reply.set_result(records)))
+        async with asyncio.timeout(_INSPECT_LIMIT_S):
+            return await reply
 
     async def tokenize(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Token ids, as a generation would start from. Raises NotReadyError while loading, and InvalidRequestError."""
@@ -238,4 +251,4 @@ class AsyncEngine:
 
 
 def _still_loading() -> NotReadyError:
-    return NotReadyError("the model is still loading", retry_after_s=_LOADING_RETRY_S)
+    return NotReadyError("the model is still loading", retry_after_s=_LOADING_RETRY_S, reason="loading")

@@ -1,7 +1,9 @@
 """What other threads may ask of the engine thread. The inbox is first in, first out, so an `Abort` never overtakes its `Add`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from inference_server.core.records import RequestRecord
 from inference_server.core.request import ScheduledRequest
 
 
@@ -21,8 +23,15 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Inspect:
+    """Call `reply`, on the engine thread, with the lives so far of the open requests."""
+
+    reply: Callable[[tuple[RequestRecord, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End every request and the thread."""
 
 
-Command = Add | Abort | Stop
+Command = Add | Abort | Inspect | Stop

@@ -16,9 +16,9 @@ from inference_server.core.clock import Clock
 from inference_server.core.errors import EngineDeadError, ModelLoadError, RequestAbortedError
 from inference_server.core.options import EngineOptions
 from inference_server.core.outputs import OutputDelta
-from inference_server.core.records import EngineSnapshot, RecordSink
+from inference_server.core.records import EngineSnapshot, RecordSink, RequestRecord
 from inference_server.core.request import FinishReason, ScheduledRequest
-from inference_server.engine.commands import Abort, Add, Command, Stop
+from inference_server.engine.commands import Abort, Add, Command, Inspect, Stop
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.engine.open_requests import OpenRequests
 from inference_server.engine.output_processor import OutputProcessor
@@ -76,7 +76,7 @@ class Engine:
         self._depth: int
 
     def add(self, request: ScheduledRequest, *children: ScheduledRequest) -> None:
-        """Queue a request, and others with the same prompt that start on its KV. From any thread, as the next two.
+        """Queue a request, and others with the same prompt that start on its KV. From any thread, as the next three.
 
         Their deadlines are set here, by the options and their arrival.
         """
@@ -85,6 +85,10 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """End a request at the next step boundary, whatever its state. Idempotent."""
         self._inbox.put(Abort(request_id))
+
+    def inspect(self, reply: Callable[[tuple[RequestRecord, ...]], None]) -> None:
+        """Call `reply` with the lives so far of the open requests, on the engine thread at the next step boundary."""
+        self._inbox.put(Inspect(reply))
 
     def stop(self) -> None:
         """End every request and the thread. What is added later is not looked at any more."""
@@ -175,6 +179,8 @@ class Engine:
                     self._open.add(child, now, parent=request)
             case Abort(request_id):
                 self._open.end(request_id, FinishReason.ABORT, now, RequestAbortedError("the request was cancelled"))
+            case Inspect(reply):
+                reply(self._open.records(now))
             case Stop():
                 self._stopping = True
                 self._open.end_all(FinishReason.ABORT, now, lambda: RequestAbortedError("the server is shutting down"))

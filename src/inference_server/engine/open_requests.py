@@ -11,7 +11,7 @@ from inference_server.core.errors import DeadlineExceededError, InferenceServerE
 from inference_server.core.options import EngineOptions
 from inference_server.core.outputs import OutputDelta, Usage
 from inference_server.core.records import RecordSink, RequestRecord
-from inference_server.core.request import FinishReason, ScheduledRequest
+from inference_server.core.request import FinishReason, RequestStatus, ScheduledRequest
 from inference_server.engine.output_processor import OutputProcessor
 from inference_server.scheduler.interface import SchedulerInterface
 
@@ -59,7 +59,8 @@ class OpenRequests:
         wait_s = self._scheduler.predicted_wait_s(request)
         try:
             if now + wait_s > request.admission_deadline:
-                raise OverloadedError(f"the request would wait for about {wait_s:.0f} s; try again later", retry_after_s=wait_s)
+                message = f"the request would wait for about {wait_s:.0f} s; try again later"
+                raise OverloadedError(message, retry_after_s=wait_s, reason="predicted_wait")
             self._scheduler.add(request, parent)
         except InferenceServerError as error:
             self.end(request.request_id, FinishReason.ERROR, now, error)
@@ -89,6 +90,10 @@ class OpenRequests:
             sink.on_request(record)
         self._scheduler.finish(request, reason)
 
+    def records(self, now: float) -> tuple[RequestRecord, ...]:
+        """The lives so far of the requests that have not ended, oldest first."""
+        return tuple(_record(request, None, now, None) for request in self._requests.values())
+
     def end_all(self, reason: FinishReason, now: float, error: Callable[[], InferenceServerError]) -> None:
         for request_id in list(self._requests):
             self.end(request_id, reason, now, error())
@@ -105,10 +110,11 @@ class OpenRequests:
         request_id = request.request_id
         if now < request.deadline:
             waited = f"waited {now - request.arrival_time:.0f} s without being admitted"
-            self.end(request_id, FinishReason.TIMEOUT, now, OverloadedError(f"the request {waited}; try again later"))
-        elif not self._processor.has_text(request_id):
-            late = DeadlineExceededError(f"no output within {now - request.arrival_time:.0f} s")
+            late = OverloadedError(f"the request {waited}; try again later", reason="admission_deadline")
             self.end(request_id, FinishReason.TIMEOUT, now, late)
+        elif not self._processor.has_text(request_id):
+            silent = DeadlineExceededError(f"no output within {now - request.arrival_time:.0f} s")
+            self.end(request_id, FinishReason.TIMEOUT, now, silent)
         else:
             self._deltas.setdefault(request_id, OutputDelta()).merge(self._processor.flush(request_id))
             self.end(request_id, FinishReason.TIMEOUT, now)
@@ -134,7 +140,7 @@ def _usage(request: ScheduledRequest, now: float) -> Usage:
     )
 
 
-def _record(request: ScheduledRequest, reason: FinishReason, now: float, error: InferenceServerError | None) -> RequestRecord:
+def _record(request: ScheduledRequest, reason: FinishReason | None, now: float, error: InferenceServerError | None) -> RequestRecord:
     return RequestRecord(
         request_id=request.request_id,
         client_id=request.client_id,
@@ -151,4 +157,9 @@ def _record(request: ScheduledRequest, reason: FinishReason, now: float, error: 
         end_time=now,
         trace_id=request.trace_id,
         fairness_key=request.fairness_key,
+        last_token_time=request.last_token_time,
+        status=RequestStatus.FINISHED if reason else request.status,
+        num_computed_tokens=request.num_computed_tokens,
+        events=tuple(request.history.events),
+        events_dropped=request.history.num_dropped,
     )

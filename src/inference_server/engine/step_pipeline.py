@@ -5,14 +5,14 @@ exception is the end of the engine and passes through.
 """
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from inference_server.core.clock import Clock
 from inference_server.core.errors import StepFailedError
-from inference_server.core.plan import StepPlan
+from inference_server.core.plan import StepKind, StepPlan
 from inference_server.core.records import RecordSink, StepRecord
 from inference_server.core.request import FinishReason
 from inference_server.engine.loaded_model import LoadedModel
@@ -77,13 +77,16 @@ class StepPipeline:
         now = self._clock()
         result.elapsed_s = now - max(step.start_time, self._last_end)
         self._last_end = now
+        prefill_rows = step.plan.prefill_rows
+        for row in prefill_rows:
+            step.plan.requests[row].history.prefill(now - result.elapsed_s, now, step.plan.num_new_tokens[row], len(step.plan))
         outputs = self._processor.process(step.plan, result, now)
         self._scheduler.update(step.plan, result, outputs.stops)
         self._requests.put(outputs.deltas)
         for request_id, reason in outputs.stops.items():
             self._requests.end(request_id, reason, now, outputs.deltas[request_id].error)
         self.step_id = step.plan.step_id
-        self._record(step, outputs, now)
+        self._record(step, prefill_rows, outputs, now)
 
     def _fail(self, plan: StepPlan, error: StepFailedError) -> None:
         logger.error("step %d with %d requests failed: %s", plan.step_id, len(plan), error, exc_info=error)
@@ -92,11 +95,11 @@ class StepPipeline:
         for request in plan.requests:
             self._requests.end(request.request_id, FinishReason.ERROR, now, StepFailedError(error.message))
 
-    def _record(self, step: _InFlight, outputs: StepOutputs, now: float) -> None:
+    def _record(self, step: _InFlight, prefill_rows: list[int], outputs: StepOutputs, now: float) -> None:
         stats = self._scheduler.scheduler_stats()
         record = StepRecord(
             step_id=step.plan.step_id,
-            kind=step.plan.kind,
+            kind=StepKind.of(len(prefill_rows), len(step.plan)),
             start_time=step.start_time,
             end_time=now,
             num_rows=len(step.plan),
@@ -104,8 +107,10 @@ class StepPipeline:
             num_returned_tokens=len(outputs.deltas),
             num_waiting=stats.num_waiting,
             num_preempted=stats.preemptions_total - self._num_preempted,
-            inter_token_s=tuple(outputs.inter_token_s),
+            inter_token_s=Counter(outputs.inter_token_s),
             first_token_s=tuple(outputs.first_token_s),
+            num_prefill_chunks=len(prefill_rows),
+            num_prefill_tokens=sum(step.plan.num_new_tokens[row] for row in prefill_rows),
         )
         self._num_preempted = stats.preemptions_total
         for sink in self._sinks:

@@ -36,6 +36,7 @@ class BlockPool:
         self._gappy_by_owner: dict[str, list[dict[int, None]]] = {}
         self._num_gaps = [0] * num_groups
         self._num_used = [0] * num_groups
+        self._num_kept = [0] * num_groups
         self._num_unused = [0] * num_groups  # kept, and without a reference
         self._slab_used = [0] * layout.num_slabs
         self._num_used_slabs = [0] * num_groups
@@ -63,6 +64,12 @@ class BlockPool:
     def unused_bytes(self) -> int:
         """Bytes of all blocks that are kept and not referenced."""
         return sum(unused * self.layout.block_bytes(g) for g, unused in enumerate(self._num_unused))
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of all blocks that are kept and referenced: cached, but nothing that could be dropped now."""
+        pinned = (kept - unused for kept, unused in zip(self._num_kept, self._num_unused, strict=True))
+        return sum(count * self.layout.block_bytes(g) for g, count in enumerate(pinned))
 
     @property
     def total_bytes(self) -> int:
@@ -125,12 +132,14 @@ class BlockPool:
         if self._refs[group][block] <= 0 or self._kept[group][block]:
             raise ValueError(f"block {block} of group {group} is not live, or kept twice")
         self._kept[group][block] = 1
+        self._num_kept[group] += 1
 
     def drop(self, group: int, block: int) -> None:
         """Undo `keep`: without a reference, the block is free. Raises ValueError if it is not kept."""
         if not self._kept[group][block]:
             raise ValueError(f"block {block} of group {group} is not kept")
         self._kept[group][block] = 0
+        self._num_kept[group] -= 1
         if self._refs[group][block] == 0:
             self._num_unused[group] -= 1
             self._return(group, block)
@@ -232,6 +241,7 @@ class BlockPool:
             assert slabs == {block // per_slab for block in live}, "a slab without live blocks is still owned"
             counters = self._num_used[group], self._num_unused[group], self._num_gaps[group]
             assert counters == (len(used), len(live - used), len(gaps)), "used, unused and free do not add up"
+            assert self._num_kept[group] == sum(self._kept[group]), "the kept blocks are off"
             used_in = Counter(block // per_slab for block in used)
             assert all(self._slab_used[slab] == used_in[slab] for slab in slabs), "a slab's used blocks are off"
             assert self._num_used_slabs[group] == len(used_in), "the used slabs are off"

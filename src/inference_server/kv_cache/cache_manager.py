@@ -211,6 +211,7 @@ class CacheManager:
             used_blocks=used_blocks,
             cached_blocks=taken_blocks - used_blocks,
             free_blocks=total // block_bytes - taken_blocks,
+            pinned_blocks=min(used_blocks, -(-self._pool.pinned_bytes // block_bytes)),
             total_bytes=total,
             used_bytes=used,
             cached_bytes=cached,

@@ -8,12 +8,13 @@ from typing import Literal
 
 UVICORN_LOGGERS = ("uvicorn", "uvicorn.error", "uvicorn.access")
 OWN_LOGGERS = ("inference_server", *UVICORN_LOGGERS)
-QUIET_ROUTES = ("/health", "/ready", "/metrics")  # asked every few seconds by machines
+QUIET_ROUTES = ("/health", "/ready", "/metrics", "/dashboard/state")  # asked every few seconds by machines
+STANDARD_FIELDS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "color_message"})
 TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """time, level, logger, message, and the traceback where there is one."""
+    """time, level, logger, message, what `extra` brought, and the traceback where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -22,9 +23,10 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        entry |= {name: value for name, value in vars(record).items() if name not in STANDARD_FIELDS and name not in entry}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry)
+        return json.dumps(entry, default=str)
 
 
 def configure_logging(level: str, log_format: Literal["text", "json"]) -> None:

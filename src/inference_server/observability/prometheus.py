@@ -7,7 +7,7 @@ The buckets start at 0.5 ms, so that a fast model's token does not fall into the
 
 from bisect import bisect_left
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -34,11 +34,9 @@ class LatencyHistogram:
         self._counts = [0] * (len(LATENCY_BUCKETS) + 1)
         self._sum = 0.0
 
-    def observe(self, seconds: Iterable[float]) -> None:
-        counts = self._counts
-        for value in seconds:
-            counts[bisect_left(LATENCY_BUCKETS, value)] += 1
-            self._sum += value
+    def observe(self, seconds: float, number: int = 1) -> None:
+        self._counts[bisect_left(LATENCY_BUCKETS, seconds)] += number
+        self._sum += seconds * number
 
     def family(self, model_name: str) -> HistogramMetricFamily:
         family = HistogramMetricFamily(self._name, self._documentation, labels=("model_name",))
@@ -57,10 +55,17 @@ class PrometheusSink(Collector):
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._generation_tokens = 0
+        self._steps: Tally[str] = Tally()
+        self._rejected: Tally[str] = Tally()
+        self._prefill_chunks = 0
+        self._last_rows = 0
         self._ttft = LatencyHistogram("time_to_first_token_seconds", "From arrival at the server to the first token.")
         self._itl = LatencyHistogram("inter_token_latency_seconds", "Between two tokens of one request.")
         self._e2e = LatencyHistogram("e2e_request_latency_seconds", "From arrival at the server to the end.")
         self._queue = LatencyHistogram("request_queue_time_seconds", "From arrival at the server to the first admission.")
+        self._prefill = LatencyHistogram("request_prefill_time_seconds", "From the first admission to the first token.")
+        self._decode = LatencyHistogram("request_decode_time_seconds", "From the first token to the last.")
+        self._tpot = LatencyHistogram("request_time_per_output_token_seconds", "Of one request: decode time by tokens after the first.")
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._http = Histogram(
@@ -72,17 +77,35 @@ class PrometheusSink(Collector):
         )
 
     def on_step(self, record: StepRecord) -> None:
+        self._steps[record.kind.value] += 1
+        self._last_rows = record.num_rows
+        self._prefill_chunks += record.num_prefill_chunks
         self._generation_tokens += record.num_returned_tokens
-        self._itl.observe(record.inter_token_s)
-        self._ttft.observe(record.first_token_s)
+        for seconds, number in record.inter_token_s.items():
+            self._itl.observe(seconds, number)
+        for seconds in record.first_token_s:
+            self._ttft.observe(seconds)
 
     def on_request(self, record: RequestRecord) -> None:
+        assert record.finish_reason is not None, "sinks are told of ends"
         self._finished[record.finish_reason.value] += 1
         self._prompt_tokens += record.prompt_tokens
         self._cached_tokens += record.cached_tokens
-        self._e2e.observe((record.end_time - record.arrival_time,))
-        if record.admitted_time is not None:
-            self._queue.observe((record.admitted_time - record.arrival_time,))
+        self._e2e.observe(record.end_time - record.arrival_time)
+        if record.admitted_time is None:
+            return
+        self._queue.observe(record.admitted_time - record.arrival_time)
+        if record.first_token_time is None or record.last_token_time is None:
+            return
+        decode_s = record.last_token_time - record.first_token_time
+        self._prefill.observe(record.first_token_time - record.admitted_time)
+        self._decode.observe(decode_s)
+        if record.output_tokens > 1:
+            self._tpot.observe(decode_s / (record.output_tokens - 1))
+
+    def count_rejection(self, reason: str) -> None:
+        """A generation that was answered 429 or 503. reason: one of a short list. Called on the event loop."""
+        self._rejected[reason] += 1
 
     def observe_http(self, method: str, route: str, status: int, seconds: float) -> None:
         """One response. route: its template, never the path a client made up."""
@@ -97,24 +120,39 @@ class PrometheusSink(Collector):
     def collect(self) -> Iterator[Metric]:
         scheduler, cache = self._snapshot.scheduler, self._snapshot.cache
         yield self._gauge("num_requests_running", "Requests that hold KV blocks.", scheduler.num_active)
+        yield self._gauge("num_requests_prefilling", "Those whose prompt is not computed yet.", scheduler.num_prefilling)
         yield self._gauge("num_requests_waiting", "Requests in the queue.", scheduler.num_waiting)
+        yield self._by_reason(scheduler.waiting_by_reason)
+        yield self._gauge("num_tokens_waiting", "Prompt tokens in the queue.", scheduler.waiting_tokens)
+        yield self._gauge("batch_rows", "Rows of the latest step.", self._last_rows)
         usage = cache.used_blocks / cache.total_blocks if cache.total_blocks else 0.0
         yield self._gauge("kv_cache_usage_perc", "Share of the KV blocks held by running requests, from 0 to 1.", usage)
         yield self._counter("prompt_tokens", "Prompt tokens of finished requests.", self._prompt_tokens)
         yield self._counter("prompt_tokens_cached", "Those of them taken from the prefix cache or another choice.", self._cached_tokens)
+        yield self._counter("prefill_chunks", "Pieces of prompts computed.", self._prefill_chunks)
         yield self._counter("generation_tokens", "Tokens returned.", self._generation_tokens)
         yield self._counter("num_preemptions", "Requests put back into the queue to make room.", scheduler.preemptions_total)
         queries = cache.hit_tokens + cache.miss_tokens
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", queries)
         yield self._counter("prefix_cache_hits", "Prompt tokens found there.", cache.hit_tokens)
-        yield self._finished_requests()
-        for histogram in (self._ttft, self._itl, self._e2e, self._queue):
+        yield self._counter("prefix_cache_evicted_blocks", "Cached blocks given up for others.", cache.evicted_blocks)
+        yield self._counters("request_success", "Requests that have ended, by reason.", "finished_reason", self._finished)
+        yield self._counters("request_rejections", "Generations answered 429 or 503, by reason.", "reason", self._rejected)
+        yield self._counters("engine_steps", "Forward passes, by what they computed.", "kind", self._steps)
+        for histogram in (self._ttft, self._itl, self._tpot, self._e2e, self._queue, self._prefill, self._decode):
             yield histogram.family(self._model_name)
 
-    def _finished_requests(self) -> CounterMetricFamily:
-        labels: Sequence[str] = ("model_name", "finished_reason")
-        family = CounterMetricFamily(PREFIX + "request_success", "Requests that have ended, by reason.", labels=labels)
-        for reason, count in self._finished.copy().items():
+    def _counters(self, name: str, documentation: str, label: str, counts: Mapping[str, float]) -> CounterMetricFamily:
+        """One sample for each value of `label`."""
+        family = CounterMetricFamily(PREFIX + name, documentation, labels=("model_name", label))
+        for value, count in dict(counts).items():
+            family.add_metric((self._model_name, value), count)
+        return family
+
+    def _by_reason(self, waiting: Mapping[str, int]) -> GaugeMetricFamily:
+        labels = ("model_name", "reason")
+        family = GaugeMetricFamily(PREFIX + "num_requests_waiting_by_reason", "Requests in the queue, by what holds them.", labels=labels)
+        for reason, count in waiting.items():
             family.add_metric((self._model_name, reason), count)
         return family
 

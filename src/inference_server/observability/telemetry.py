@@ -146,7 +146,7 @@ class Telemetry:
             record.client_id,
             record.session_id,
             record.fairness_key,
-            record.finish_reason.value,
+            str(record.finish_reason),
             record.error_code,
             record.prompt_tokens,
             record.cached_tokens,

@@ -35,6 +35,9 @@ class _Slot:
     second: int
     requests: int = 0
     tokens: int = 0
+    prompt_tokens: int = 0
+    steps: int = 0
+    queue: list[int] = field(default_factory=_empty)
     ttft: list[int] = field(default_factory=_empty)
     itl: list[int] = field(default_factory=_empty)
     tpot: list[int] = field(default_factory=_empty)
@@ -52,14 +55,19 @@ class MetricsTracker:
 
     def on_step(self, record: StepRecord) -> None:
         slot = self._slot(record.end_time)
+        slot.steps += 1
         slot.tokens += record.num_returned_tokens
-        for counts, times in ((slot.itl, record.inter_token_s), (slot.ttft, record.first_token_s)):
-            for seconds in times:
-                counts[_bucket(seconds)] += 1
+        slot.prompt_tokens += record.num_prefill_tokens
+        for seconds, number in record.inter_token_s.items():
+            slot.itl[_bucket(seconds)] += number
+        for seconds in record.first_token_s:
+            slot.ttft[_bucket(seconds)] += 1
 
     def on_request(self, record: RequestRecord) -> None:
         slot = self._slot(record.end_time)
         slot.requests += 1
+        if record.admitted_time is not None:
+            slot.queue[_bucket(record.admitted_time - record.arrival_time)] += 1
         if record.error_code is not None:
             return
         slot.e2e[_bucket(record.end_time - record.arrival_time)] += 1
@@ -75,19 +83,29 @@ class MetricsTracker:
         return self._rejected
 
     def summary(self) -> dict[str, Any]:
-        """Percentiles and rates of the last `WINDOW_S` seconds."""
+        """Percentiles and rates of the last `WINDOW_S` seconds. prompt_tokens_per_s: computed ones, what the cache had left out."""
         now = self._clock()
         recent = [slot for slot in self._slots if slot is not None and slot.second > int(now) - WINDOW_S]
         elapsed_s = min(max(now - self._started, 1.0), float(WINDOW_S))
         return {
             "window_s": WINDOW_S,
             "requests_per_s": sum(slot.requests for slot in recent) / elapsed_s,
+            "steps_per_s": sum(slot.steps for slot in recent) / elapsed_s,
             "tokens_per_s": sum(slot.tokens for slot in recent) / elapsed_s,
+            "prompt_tokens_per_s": sum(slot.prompt_tokens for slot in recent) / elapsed_s,
+            "queue_ms": percentiles_ms(slot.queue for slot in recent),
             "ttft_ms": percentiles_ms(slot.ttft for slot in recent),
             "itl_ms": percentiles_ms(slot.itl for slot in recent),
             "tpot_ms": percentiles_ms(slot.tpot for slot in recent),
             "e2e_ms": percentiles_ms(slot.e2e for slot in recent),
         }
+
+    def history(self) -> dict[str, list[int]]:
+        """What each of the last `WINDOW_S` - 1 whole seconds brought, oldest first."""
+        now = int(self._clock())
+        slots = {slot.second: slot for slot in self._slots if slot is not None}
+        past = [slots.get(second) for second in range(now - WINDOW_S + 1, now)]
+        return {"tokens": [slot.tokens if slot else 0 for slot in past], "requests": [slot.requests if slot else 0 for slot in past]}
 
     def _slot(self, time: float) -> _Slot:
         second = int(time)

@@ -67,6 +67,7 @@ class ContinuousBatchScheduler:
         self._resting: ScheduledRequest | None = None
         self._prefill_turn = True
         self._next_step_id = 1
+        self._now = 0.0
         self._preemptions_total = 0
 
     def add(self, request: ScheduledRequest, parent: ScheduledRequest | None = None) -> None:
@@ -85,6 +86,7 @@ class ContinuousBatchScheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """A pass that only took memory away, or only let a row rest, is followed by another, which finds the room."""
+        self._now = now
         resting, self._resting = self._resting, None
         while True:
             preemptions_before = self._preemptions_total
@@ -251,6 +253,7 @@ class ContinuousBatchScheduler:
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = request.num_collected_tokens = 0
         request.num_preemptions += 1
+        request.history.preempt(self._now)
         self._intake.requeue(request)
         self._preemptions_total += 1
         if not len(self._batch):

@@ -125,6 +125,7 @@ class Intake:
         reason = HoldReason.SLOTS if self._batch.full else self._try(request, gate, parent)
         if reason is not None:
             self._holds.add(reason)
+            request.history.hold(reason, self._now)
             return False
         if parent is not None:
             request.num_cached_tokens = request.num_computed_tokens

@@ -37,11 +37,12 @@ async def scheduler_stats(context: Context) -> dict[str, Any]:
 
 @router.get("/cache/stats")
 async def cache_stats(context: Context) -> dict[str, Any]:
-    """The block pool and the prefix cache. used: held by running requests; cached: reusable; free: neither."""
+    """The block pool and the prefix cache. used: held by running requests, pinned: those of them that are cached too; cached: reusable."""
     cache = context.engine.snapshot.cache
     return {
         "total_blocks": cache.total_blocks,
         "used_blocks": cache.used_blocks,
+        "pinned_blocks": cache.pinned_blocks,
         "cached_blocks": cache.cached_blocks,
         "free_blocks": cache.free_blocks,
         "utilization": _ratio(cache.used_blocks, cache.total_blocks),
