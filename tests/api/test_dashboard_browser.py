@@ -160,3 +160,27 @@ def test_everything_comes_from_the_server_itself(page: Page, server: TestServer)
     assert all(name.startswith(server.url) for name in names)
     size = page.run("performance.getEntriesByType('resource').reduce((sum, entry) => sum + entry.transferSize, 0)")
     assert size < 200_000
+
+
+def test_the_page_asks_for_a_key_and_keeps_it_for_the_tab(tmp_path: Path) -> None:
+    def enter(key: str) -> None:
+        page.wait_for("document.querySelector('#key').open && !document.querySelector('#key-text').value")
+        page.run(f"document.querySelector('#key-text').value = '{key}'")
+        press_on(page, "#key-text")
+
+    with running(EchoBackend(), api_keys=("secret",)) as server, browsing(tmp_path) as page:
+        page.look(390)
+        page.go(server.url)
+        enter("wrong")
+        page.wait_for("document.querySelector('#key-error').textContent.includes('refused')")
+        enter("secret")
+        page.wait_for("document.querySelector('#health').textContent === 'idle'")
+        assert not page.run("document.querySelector('#key').open")
+        page.run("document.querySelector('#chat-text').value = 'hello'")
+        press_on(page, "#chat-text")
+        page.wait_for("document.querySelector('.said.model .note').textContent.includes('tokens/s')")
+        assert page.run("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
+        page.go(server.url)
+        page.wait_for("document.querySelector('#health').textContent === 'idle'")
+        assert not page.run("document.querySelector('#key').open")
+        assert all("401" in problem for problem in page.problems)

@@ -1,8 +1,10 @@
 // Talking to the server. Every failure is an Error whose message can be shown.
 
+import { send } from "./key.js";
+
 export async function call(path, body) {
   const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
-  const response = await fetch(path, { cache: "no-store", ...options });
+  const response = await send(path, { cache: "no-store", ...options });
   if (!response.ok) throw new Error(await reason(response));
   return response.json();
 }
@@ -18,7 +20,7 @@ async function reason(response) {
 /** The events of a streamed chat completion, as they come; first the id under which /requests knows it. */
 export async function* chat(messages, maxTokens, signal) {
   const body = { messages, max_tokens: maxTokens, stream: true, stream_options: { include_usage: true } };
-  const response = await fetch("/v1/chat/completions", {
+  const response = await send("/v1/chat/completions", {
     method: "POST",
     body: JSON.stringify(body),
     headers: { "Content-Type": "application/json" },
