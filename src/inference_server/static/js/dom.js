@@ -59,14 +59,14 @@ export function duration(ms) {
   if (ms === null || ms === undefined) return "–";
   if (ms < 10) return `${ms.toFixed(1)} ms`;
   if (ms < 1000) return `${Math.round(ms)} ms`;
-  return ms < 60000 ? `${(ms / 1000).toFixed(ms < 10000 ? 2 : 1)} s` : `${Math.round(ms / 60000)} min`;
+  return ms < 60000 ? `${(ms / 1000).toFixed(ms < 10000 ? 2 : 1)} s` : `${(ms / 60000).toFixed(1)} min`;
 }
 
 /** A duration for an axis: no more digits than it needs. */
 export function mark(ms) {
   if (!ms) return "0";
   if (ms < 1000) return `${+ms.toFixed(1)} ms`;
-  return ms < 60000 ? `${+(ms / 1000).toFixed(1)} s` : `${+(ms / 60000).toFixed(1)} min`;
+  return `${+(ms / 1000).toFixed(1)} s`;
 }
 
 export const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`);
