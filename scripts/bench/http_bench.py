@@ -8,7 +8,6 @@ because decoding reads every weight once a step.
 
 import argparse
 import asyncio
-import json
 import os
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from contextlib import contextmanager, nullcontext
 
 import httpx
 import torch
+from load_client import COMPLETIONS, USAGE, LoadClient, model_name
 
 REFERENCE_GBPS = 18.9
 TOPICS = (
@@ -83,39 +83,24 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], startup_s: floa
     raise SystemExit(f"the server was not ready within {startup_s:.0f} s")
 
 
-async def complete(client: httpx.AsyncClient, model: str, prompt: str, max_tokens: int) -> int:
+async def complete(client: LoadClient, model: str, prompt: str, max_tokens: int) -> int:
     """Stream one completion and return the number of tokens the server says it generated."""
-    body = {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    tokens = 0
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.status_code != 200:
-            raise SystemExit(f"HTTP {response.status_code}: {(await response.aread()).decode()}")
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                usage = json.loads(line[6:]).get("usage")
-                tokens = usage["completion_tokens"] if usage else tokens
-    return tokens
+    body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **USAGE}
+    answer = await client.stream(COMPLETIONS, body)
+    if answer.error:
+        raise SystemExit(answer.error)
+    return answer.output_tokens
 
 
 async def measure(url: str, num_clients: int, max_tokens: int, rounds: int) -> float:
     """Best tokens per second of all clients together over `rounds` rounds, after one warm-up round."""
-    best = 0.0
-    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
-        model = (await client.get("/v1/models")).json()["data"][0]["id"]
-        for round_index in range(rounds + 1):
-            prompts = [f"Round {round_index}: a short story about {TOPICS[i % len(TOPICS)]} {i}" for i in range(num_clients)]
-            start = time.perf_counter()
-            tokens = sum(await asyncio.gather(*(complete(client, model, prompt, max_tokens) for prompt in prompts)))
-            if round_index:
-                best = max(best, tokens / (time.perf_counter() - start))
+    best, client, model = 0.0, LoadClient(url), model_name(url)
+    for round_index in range(rounds + 1):
+        prompts = [f"Round {round_index}: a short story about {TOPICS[i % len(TOPICS)]} {i}" for i in range(num_clients)]
+        start = time.perf_counter()
+        tokens = sum(await asyncio.gather(*(complete(client, model, prompt, max_tokens) for prompt in prompts)))
+        if round_index:
+            best = max(best, tokens / (time.perf_counter() - start))
     return best
 
 
