@@ -18,7 +18,8 @@ from contextlib import contextmanager, nullcontext
 
 import httpx
 import torch
-from load_client import COMPLETIONS, USAGE, LoadClient, model_name
+from load_client import LoadClient, model_name
+from openai_stream import COMPLETIONS, USAGE
 
 REFERENCE_GBPS = 18.9
 TOPICS = (

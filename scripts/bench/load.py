@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from load_capacity import Bars, highest_rate
-from load_client import USAGE, LoadClient, model_name
+from load_client import LoadClient, model_name
 from load_run import Record, Run, Target, closed_loop, open_loop
 from load_stats import Summary, summarise
 from load_workloads import MIXES
+from openai_stream import USAGE
 from tqdm import tqdm
 
 BAR = "{desc} {bar} {n:.0f}/{total:.0f} s {postfix}"

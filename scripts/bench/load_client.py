@@ -15,9 +15,7 @@ from urllib.parse import urlsplit
 
 import httptools
 import httpx
-
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}  # of a body: the last event counts the tokens
+from openai_stream import event_text
 
 
 @dataclass(slots=True)
@@ -96,7 +94,7 @@ class _Exchange(asyncio.Protocol):
             self._answer.prompt_tokens = usage.get("prompt_tokens") or 0
             self._answer.output_tokens = usage.get("completion_tokens") or 0
             self._answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        if text := "".join(map(_text, event.get("choices") or ())):
+        if text := event_text(event):
             self._answer.text += text
             self._answer.events.append(self._now)
 
@@ -108,11 +106,6 @@ class _Exchange(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
         self.closed.set_result(None)
-
-
-def _text(choice: dict[str, Any]) -> str:
-    delta = choice.get("delta") or {}
-    return choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or ""
 
 
 def model_name(url: str, api_key: str = "none") -> str:

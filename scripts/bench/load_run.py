@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-from load_client import CHAT, COMPLETIONS, Answer, LoadClient
+from load_client import Answer, LoadClient
 from load_workloads import Session, Workload, mean_turns, sessions
+from openai_stream import CHAT, COMPLETIONS
 
 
 @dataclass(frozen=True, slots=True)

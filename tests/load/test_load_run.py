@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from api_server import TestServer
 from load_capacity import Bars, highest_rate
-from load_client import USAGE, LoadClient
+from load_client import LoadClient
 from load_run import Record, Run, Target, arrivals, closed_loop, open_loop
 from load_server import serving
 from load_stats import summarise
 from load_workloads import CHAT, MIXES, SHARED_PREFIX, Workload, sessions
+from openai_stream import USAGE
 from prometheus_client.parser import text_string_to_metric_families
 
 import load
@@ -165,7 +166,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     stem, lines = tmp_path / "stick", tmp_path / "records.jsonl"
 
     def run(server: TestServer, *args: str) -> str:
-        times = ("--duration", "0.5", "--warmup", "0.2", "--workload", "shared-prefix")
+        times = ("--duration", "0.4", "--warmup", "0.1", "--workload", "shared-prefix")
         monkeypatch.setattr(sys, "argv", ["load.py", *args, "--url", server.url, *times])
         load.main()
         return capsys.readouterr().out

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 import yaml
-from load_client import USAGE, LoadClient
+from load_client import LoadClient
 from load_run import Target, closed_loop
 from load_server import serving
 from load_workloads import SHARED_PREFIX
+from openai_stream import USAGE
 from prometheus_process import Prometheus, eventually, scraping
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
