@@ -18,6 +18,7 @@ from inference_server.core.options import ModelOptions
 from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
+from inference_server.sampling.token_rows import Sampled, SamplingRows
 
 
 class RecordingSampler:
@@ -27,10 +28,10 @@ class RecordingSampler:
         self.logits: list[Tensor] = []
         self.positions: list[Sequence[int]] = []
 
-    def __call__(self, logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
+    def __call__(self, logits: Tensor, rows: SamplingRows) -> Sampled:
         self.logits.append(logits)
-        self.positions.append(positions)
-        return logits.argmax(-1)
+        self.positions.append(rows.positions)
+        return Sampled(logits.argmax(-1))
 
 
 def options(max_batch_size: int = 16, dtype: str = "float32", device: str = "cpu") -> ModelOptions:

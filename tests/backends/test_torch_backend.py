@@ -30,7 +30,7 @@ from inference_server.core.options import ModelOptions
 from inference_server.core.plan import BlockCopy, StepPlan
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.sampling.sampler import Sampler
+from inference_server.sampling.token_sampler import TokenSampler
 
 BLOCK = 4
 SHAPE = {
@@ -91,7 +91,7 @@ class Rig:
     """A backend with a naive owner of its blocks: shuffled ids, every unowned block but the null one poisoned with NaN."""
 
     def __init__(self, folder: Path, num_blocks: int = 64) -> None:
-        self.backend = TorchBackend(options(), folder, Sampler())
+        self.backend = TorchBackend(options(), folder, TokenSampler(16))
         spec = self.backend.load()
         self.layout = KVLayout.from_num_blocks(spec.groups, BLOCK, num_blocks)
         self.backend.allocate(self.layout)
@@ -265,7 +265,7 @@ def test_a_step_without_samples(rig: Rig) -> None:
 
 
 def test_spec_tells_the_layout(folder: Path) -> None:
-    spec = TorchBackend(options(), folder, Sampler()).load()
+    spec = TorchBackend(options(), folder, TokenSampler(16)).load()
     windows = {
         "Gemma3ForCausalLM": [(None, (2,), 8), (6, (0, 1), 8)],
         "Gemma4ForCausalLM": [(None, (2,), 16), (6, (0, 1), 8)],
@@ -280,22 +280,22 @@ def test_spec_tells_the_layout(folder: Path) -> None:
 
 def test_dummy_weights_need_only_the_config(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    assert TorchBackend(options(load_format="dummy"), tmp_path, Sampler()).load().num_parameters > 0
+    assert TorchBackend(options(load_format="dummy"), tmp_path, TokenSampler(16)).load().num_parameters > 0
 
 
 def test_load_failures_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError) as missing:
-        TorchBackend(options(), tmp_path / "absent", Sampler()).load()
+        TorchBackend(options(), tmp_path / "absent", TokenSampler(16)).load()
     build("llama").save_pretrained(tmp_path / "llama")
     with pytest.raises(ModelLoadError, match="float33") as wrong_dtype:
-        TorchBackend(options(dtype="float33"), tmp_path / "llama", Sampler()).load()
+        TorchBackend(options(dtype="float33"), tmp_path / "llama", TokenSampler(16)).load()
     next((tmp_path / "llama").glob("*.safetensors")).write_bytes(b"not weights")
     with pytest.raises(ModelLoadError) as corrupt:
-        TorchBackend(options(), tmp_path / "llama", Sampler()).load()
+        TorchBackend(options(), tmp_path / "llama", TokenSampler(16)).load()
     mamba = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4))
     mamba.save_pretrained(tmp_path / "mamba")
     with pytest.raises(ModelLoadError) as stateful:
-        TorchBackend(options(), tmp_path / "mamba", Sampler()).load()
+        TorchBackend(options(), tmp_path / "mamba", TokenSampler(16)).load()
     for failure in (missing, wrong_dtype, corrupt, stateful):
         assert "\n" not in str(failure.value)
 
@@ -309,6 +309,6 @@ def test_a_broken_plan_costs_only_its_step(rig: Rig, reference: PreTrainedModel)
 
 
 def test_use_before_allocation(folder: Path) -> None:
-    backend = TorchBackend(options(), folder, Sampler())
+    backend = TorchBackend(options(), folder, TokenSampler(16))
     with pytest.raises(EngineDeadError):
         backend.launch(StepPlan(0))

@@ -76,6 +76,24 @@ def test_stop_strings_span_tokens_and_are_cut(prompt: str, stop: tuple[str, ...]
     assert all(text.startswith(merged(deltas[:n]).text) for n in range(len(deltas)))
 
 
+@pytest.mark.parametrize(
+    ("sampling", "text"),
+    [
+        ({"stop": ("b",), "include_stop": True}, "ab"),
+        ({"stop": ("b",), "min_tokens": 2}, "abca"),
+        ({"stop": ("bc",), "min_tokens": 2}, "a"),
+        ({"stop_token_ids": frozenset({EOS, ord("c")})}, "ab"),
+        ({"stop_token_ids": frozenset({EOS, ord("c")}), "include_stop": True}, "abc"),
+        ({"stop_token_ids": frozenset({EOS}), "include_stop": True}, "abcab"),
+    ],
+)
+def test_what_ends_a_text_counts_from_min_tokens_and_is_shown_on_request(sampling: dict[str, object], text: str) -> None:
+    engine = engine_on(loaded())
+    engine.add(scheduled("abcab", **sampling))
+    whole = merged(run_dry(engine)["r"])
+    assert (whole.text, whole.finish_reason) == (text, FinishReason.STOP)
+
+
 def test_held_back_text_comes_out_at_max_tokens() -> None:
     engine = engine_on(loaded())
     engine.add(scheduled("abEND", stop=("END",), max_tokens=4))

@@ -100,3 +100,9 @@ def test_values_that_cannot_be_run_are_refused(fields: dict[str, object]) -> Non
     with pytest.raises(InvalidRequestError) as refusal:
         processor().process(GenerationRequest("a", 0.0, **fields))  # type: ignore[arg-type]
     assert refusal.value.param in fields
+
+
+def test_stop_ids_are_joined_to_the_models_own_unless_these_are_ignored() -> None:
+    asked = GenerationRequest("hi", 0.0, stop_token_ids=frozenset({65}))
+    assert processor().process(asked).sampling.stop_token_ids == {65, EOS}
+    assert processor().process(replace(asked, ignore_eos=True)).sampling.stop_token_ids == {65}

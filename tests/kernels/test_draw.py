@@ -30,7 +30,7 @@ def expected(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
 def test_uniform_numbers_are_the_samplers_bit_for_bit() -> None:
     for seed, position in zip(SEEDS, POSITIONS, strict=True):
         keys, out = row_keys([seed], [position], DEVICE), torch.empty(4096, device=DEVICE)
-        _uniform_kernel[(1,)](keys, out, 4096, draw_module._BELOW_ONE)
+        _uniform_kernel[(1,)](keys, out, 4096, draw_module.BELOW_ONE)
         assert out.equal(uniform(keys, hash_tokens(torch.arange(4096, device=DEVICE)))[0])
 
 

@@ -13,13 +13,14 @@ from inference_server.backends.torch_backend import TorchBackend
 from inference_server.core.options import ModelOptions, PrefillMode, SchedulerOptions
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.sampling.sampler import Sampler
+from inference_server.sampling.token_sampler import TokenSampler
 
 
 class StraightTorchBackend(TorchBackend):
     """What the driver needs beside the seam: poison for blocks, and the tokens of a straight run by transformers."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(ModelOptions("tiny", None, folder, device="cpu", dtype="float32"), folder, Sampler())
+        super().__init__(ModelOptions("tiny", None, folder, device="cpu", dtype="float32"), folder, TokenSampler(16))
         self._reference = AutoModelForCausalLM.from_pretrained(folder).eval()
         self._expected = cache(self._generate)
 

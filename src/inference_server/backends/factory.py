@@ -30,13 +30,13 @@ def create_backend(options: ModelOptions, folder: Path) -> InferenceBackend[Any]
 def _paged(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
     from inference_server.backends.paged_backend import PagedBackend
     from inference_server.checkpoints.safetensors_reader import open_checkpoint
-    from inference_server.sampling.sampler import Sampler
+    from inference_server.sampling.token_sampler import TokenSampler
 
-    return PagedBackend(options, folder, open_checkpoint, Sampler())
+    return PagedBackend(options, folder, open_checkpoint, TokenSampler(options.max_batch_size))
 
 
 def _transformers(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
     from inference_server.backends.torch_backend import TorchBackend
-    from inference_server.sampling.sampler import Sampler
+    from inference_server.sampling.token_sampler import TokenSampler
 
-    return TorchBackend(options, folder, Sampler())
+    return TorchBackend(options, folder, TokenSampler(options.max_batch_size))

@@ -4,12 +4,11 @@ It owns the weights, the arena and the newest token of every slot. A step is: bl
 logits of the rows that sample, their tokens. What a row may attend to is the plan's business, what a token costs the model's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from inference_server.backends.device import free_bytes, select_device, select_dtype, step_errors, use_available_cores
 from inference_server.backends.input_batch import InputBatch
@@ -26,30 +25,28 @@ from inference_server.kernels.ops import Ops
 from inference_server.kernels.select_ops import select_ops
 from inference_server.models.registry import Model, find_family, read_config
 from inference_server.models.weights import RandomWeights, TensorSource, Weights
-
-Sampler = Callable[[Tensor, Sequence[SamplingParams], Sequence[int]], Tensor]
-"""logits fp32 [rows, vocab], parameters, and the index each token will have in its sequence, to ids int64 [rows] on the device."""
+from inference_server.sampling.token_rows import SamplingRows, TokenSampling
 
 
 @dataclass(slots=True)
 class PagedStep:
-    """A launched step. rows: the sampling rows of the plan; the lists beside it run in parallel to it."""
+    """A launched step. rows: the indices in the plan of the rows that sample; sampling: the same rows for the sampler."""
 
     step_id: int
     num_rows: int
     rows: list[int]
-    params: list[SamplingParams]
-    positions: list[int]
-    slots: list[int]
-    logits: Tensor | None = None
-    token_ids: Tensor | None = None
+    sampling: SamplingRows
+    logits: torch.Tensor | None = None
+    token_ids: torch.Tensor | None = None
     copied: torch.cuda.Event | None = None
 
 
 class PagedBackend:
     """An `InferenceBackend` for the architectures of `models.registry`."""
 
-    def __init__(self, options: ModelOptions, folder: Path, open_checkpoint: Callable[[Path], TensorSource], sampler: Sampler) -> None:
+    def __init__(
+        self, options: ModelOptions, folder: Path, open_checkpoint: Callable[[Path], TensorSource], sampler: TokenSampling
+    ) -> None:
         self._options = options
         self._folder = folder
         self._open_checkpoint = open_checkpoint
@@ -120,8 +117,8 @@ class PagedBackend:
         if step.logits is None:
             return
         with step_errors(), torch.inference_mode():
-            token_ids = self._sampler(step.logits, step.params, step.positions)
-            self._last_token_ids[torch.tensor(step.slots, device=self._device)] = token_ids
+            token_ids = self._sampler(step.logits, step.sampling).token_ids
+            self._last_token_ids[torch.tensor(step.sampling.slots, device=self._device)] = token_ids
             step.logits = None
             step.token_ids = token_ids.to("cpu", non_blocking=True)
             if self._device.type == "cuda":
@@ -162,11 +159,5 @@ class PagedBackend:
 def _sampling_rows(plan: StepPlan) -> PagedStep:
     rows = [row for row, samples in enumerate(plan.samples) if samples]
     requests = [plan.requests[row] for row in rows]
-    return PagedStep(
-        step_id=plan.step_id,
-        num_rows=len(plan),
-        rows=rows,
-        params=[request.sampling for request in requests],
-        positions=[plan.starts[row] + plan.num_new_tokens[row] for row in rows],
-        slots=[request.slot for request in requests],
-    )
+    positions = [plan.starts[row] + plan.num_new_tokens[row] for row in rows]
+    return PagedStep(plan.step_id, len(plan), rows, SamplingRows(requests, positions, [request.slot for request in requests]))

@@ -21,19 +21,18 @@ from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import ModelSpec
 from inference_server.core.options import ModelOptions
 from inference_server.core.plan import StepPlan, StepResult
-from inference_server.core.sampling_params import SamplingParams
-from inference_server.sampling.sampler import Sampler
+from inference_server.sampling.token_rows import SamplingRows
+from inference_server.sampling.token_sampler import TokenSampler
 
 
 @dataclass(slots=True)
 class TorchStep:
-    """A launched step. rows: indices in the plan of the rows that sample; the other lists and `logits` [S, V] follow it."""
+    """A launched step. rows: indices in the plan of the rows that sample; `sampling` and `logits` [S, V] follow it."""
 
     step_id: int
     num_rows: int
     rows: list[int]
-    params: list[SamplingParams]
-    positions: list[int]
+    sampling: SamplingRows
     logits: Tensor | None
     token_ids: Tensor | None = None
 
@@ -41,7 +40,7 @@ class TorchStep:
 class TorchBackend:
     """An `InferenceBackend` over a model folder in the Hugging Face format. Not overlapping: one step at a time."""
 
-    def __init__(self, options: ModelOptions, folder: Path, sampler: Sampler) -> None:
+    def __init__(self, options: ModelOptions, folder: Path, sampler: TokenSampler) -> None:
         self._options = options
         self._folder = folder
         self._sampler = sampler
@@ -78,7 +77,7 @@ class TorchBackend:
     def sample(self, step: TorchStep) -> None:
         if step.logits is not None:
             with step_errors(), torch.inference_mode():
-                step.token_ids = self._sampler(step.logits, step.params, step.positions)
+                step.token_ids = self._sampler(step.logits, step.sampling).token_ids
             step.logits = None
 
     def collect(self, step: TorchStep) -> StepResult:
@@ -107,14 +106,10 @@ class TorchBackend:
             wanted = [i for i, row in enumerate(batch) if plan.samples[row]]
             sampled += [batch[i] for i in wanted]
             logits += [batch_logits if len(wanted) == len(batch) else batch_logits[wanted]] if wanted else []
-        return TorchStep(
-            step_id=plan.step_id,
-            num_rows=len(plan),
-            rows=sampled,
-            params=[plan.requests[row].sampling for row in sampled],
-            positions=[plan.starts[row] + plan.num_new_tokens[row] for row in sampled],
-            logits=torch.cat(logits).float() if logits else None,
-        )
+        requests = [plan.requests[row] for row in sampled]
+        positions = [plan.starts[row] + plan.num_new_tokens[row] for row in sampled]
+        sampling = SamplingRows(requests, positions, [request.slot for request in requests])
+        return TorchStep(plan.step_id, len(plan), sampled, sampling, torch.cat(logits).float() if logits else None)
 
     def _forward(self, plan: StepPlan, rows: Sequence[int]) -> Tensor:
         """Logits [R, V] of rows that compute the same number of tokens."""

@@ -41,8 +41,17 @@ class GenerationRequest:
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: frozenset[int] | None = None
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    include_stop: bool = False
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     client_id: str = ""
     session_id: str = ""
     fairness_key: str = ""

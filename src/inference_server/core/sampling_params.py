@@ -8,9 +8,12 @@ class SamplingParams:
     """Parameters of one generation.
 
     temperature: 0 means greedy. top_k: 0 means all tokens. seed: always set by admission, so that every draw is a pure
-    function of (seed, position, token id). stop: strings that end the text and are not part of it. max_tokens: the most tokens
-    that may be generated, already clamped to the context. stop_token_ids: ids that end the text (the model's own EOS ids
-    are added at admission unless ignore_eos).
+    function of (seed, position, token id). stop: strings that end the text and are not part of it, unless include_stop. max_tokens:
+    the most tokens that may be generated, already clamped to the context. stop_token_ids: ids that end the text (the model's own
+    EOS ids are added at admission unless ignore_eos); none of them is drawn, and no stop string counts, before min_tokens.
+    presence_penalty, frequency_penalty: subtracted once, and once an occurrence, from the logits of output tokens.
+    repetition_penalty: divides positive logits and multiplies others, of tokens of the prompt and the output.
+    logit_bias: (token id, what is added to its logit). allowed_token_ids: the only ids that may be drawn, None for all.
     """
 
     temperature: float = 1.0
@@ -19,10 +22,27 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    include_stop: bool = False
     stop_token_ids: frozenset[int] = frozenset()
     max_tokens: int = 16
+    min_tokens: int = 0
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: frozenset[int] | None = None
+    skip_special_tokens: bool = True
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether a token's logit depends on the tokens before it."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    def changes_logits(self, num_output_tokens: int) -> bool:
+        """Whether the logits of the token that follows so many output tokens are not drawn from as the model made them."""
+        return bool(self.penalised or self.logit_bias or self.allowed_token_ids is not None or num_output_tokens < self.min_tokens)

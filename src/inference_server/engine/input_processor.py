@@ -129,6 +129,10 @@ class InputProcessor:
             raise InvalidRequestError("at least one token must be asked for", param="max_tokens")
         if "" in request.stop:
             raise InvalidRequestError("a stop string must not be empty", param="stop")
+        if request.min_tokens > wanted:
+            raise InvalidRequestError(f"min_tokens is above the {wanted} tokens that may be generated", param="min_tokens")
+        self._check_tokens(request)
+        end_of_text = () if request.ignore_eos else self._model.tokenizer.eos_token_ids
         template_stops = self._model.template.stop_strings if isinstance(request.prompt, ChatPrompt) else ()
         return SamplingParams(
             temperature=_first(request.temperature, defaults.temperature),
@@ -137,10 +141,33 @@ class InputProcessor:
             min_p=_first(request.min_p, defaults.min_p),
             seed=secrets.randbits(_SEED_BITS) if request.seed is None else request.seed % (1 << _SEED_BITS),
             stop=request.stop if request.ignore_eos else request.stop + template_stops,
-            stop_token_ids=frozenset() if request.ignore_eos else frozenset(self._model.tokenizer.eos_token_ids),
+            include_stop=request.include_stop,
+            stop_token_ids=request.stop_token_ids.union(end_of_text),
             max_tokens=min(wanted, room),
+            min_tokens=min(request.min_tokens, room),
             ignore_eos=request.ignore_eos,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            repetition_penalty=request.repetition_penalty,
+            logit_bias=request.logit_bias,
+            allowed_token_ids=request.allowed_token_ids,
+            skip_special_tokens=request.skip_special_tokens,
         )
+
+    def _check_tokens(self, request: GenerationRequest) -> None:
+        """Ids that the request names, and whether they leave anything to draw before min_tokens."""
+        size = self._model.spec.vocab_size
+        named = {
+            "logit_bias": [token for token, _ in request.logit_bias],
+            "allowed_token_ids": request.allowed_token_ids or (),
+            "stop_token_ids": request.stop_token_ids,
+        }
+        for param, token_ids in named.items():
+            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < size:
+                raise InvalidRequestError(f"token ids must lie between 0 and {size - 1}", param=param)
+        ends = request.stop_token_ids.union(self._model.tokenizer.eos_token_ids)
+        if request.min_tokens and request.allowed_token_ids is not None and request.allowed_token_ids <= ends:
+            raise InvalidRequestError("every allowed token ends the text, and min_tokens forbids that", param="allowed_token_ids")
 
 
 def text_length(prompt: Prompt) -> int:

@@ -1,8 +1,8 @@
 """Hop 5: the sampled tokens of a step to text deltas and stop decisions, in one loop over the rows.
 
 Order: detokenise, then thoughts and tool calls of a chat, then stop strings on the visible text. The end-of-text token is returned
-but has no text; the text of a stop string is cut. It decides, the scheduler acts: nothing here frees a block or appends a token to
-a request.
+but has no text; the text of a stop string is cut, unless the request includes it. It decides, the scheduler acts: nothing here frees a
+block or appends a token to a request.
 """
 
 import logging
@@ -45,12 +45,14 @@ class _TextState:
     def take(self, token_id: int, delta: OutputDelta) -> FinishReason | None:
         """Adds what the token brings to `delta`; returns why it is the last, if it is."""
         sampling = self.request.sampling
+        # The scheduler appends this token only after the step's outputs are known.
+        num_tokens = self.request.num_output_tokens + 1
         end_of_text = token_id in sampling.stop_token_ids
-        stopped = not end_of_text and self._show(self.detokenizer.push([token_id]), delta)
+        has_text = not end_of_text or sampling.include_stop
+        stopped = has_text and self._show(self.detokenizer.push([token_id]), delta, num_tokens > sampling.min_tokens)
         if self.parser is not None:
             self.request.num_reasoning_tokens = self.parser.num_thought_pushes
-        # The scheduler appends this token only after the step's outputs are known.
-        if not (stopped or end_of_text) and self.request.num_output_tokens + 1 < sampling.max_tokens:
+        if not (stopped or end_of_text) and num_tokens < sampling.max_tokens:
             return None
         if not stopped:
             stopped = self.flush(delta) or end_of_text
@@ -67,18 +69,18 @@ class _TextState:
         delta.text += self.stop_checker.flush()
         return False
 
-    def _show(self, text: str, delta: OutputDelta) -> bool:
+    def _show(self, text: str, delta: OutputDelta, may_stop: bool = True) -> bool:
         if self.parser is not None:
-            return self._show_parts(self.parser.push(text), delta) or self.parser.finished
-        visible, stopped = self.stop_checker.push(text)
+            return self._show_parts(self.parser.push(text), delta, may_stop) or self.parser.finished
+        visible, stopped = self.stop_checker.push(text, may_stop)
         delta.text += visible
         return stopped
 
-    def _show_parts(self, parts: Sequence[Part], delta: OutputDelta) -> bool:
+    def _show_parts(self, parts: Sequence[Part], delta: OutputDelta, may_stop: bool = True) -> bool:
         """What follows a stop string is dropped, calls too."""
         for part in parts:
             if isinstance(part, str):
-                visible, stopped = self.stop_checker.push(part)
+                visible, stopped = self.stop_checker.push(part, may_stop)
                 delta.text += visible
                 if stopped:
                     return True
@@ -100,15 +102,17 @@ class OutputProcessor:
         self._markers = {tools: _single_tokens(tokenizer, dialect.tokens(tools)) if dialect else frozenset() for tools in (False, True)}
 
     def add(self, request: ScheduledRequest) -> None:
-        mode = request.answer
+        mode, sampling = request.answer, request.sampling
         parser = AnswerParser(self._dialect, mode) if self._dialect and mode else None
         detokenizer = IncrementalDetokenizer(
             self._tokenizer,
-            prompt_ids=request.token_ids[-1:],
+            request.token_ids[-1:],
+            sampling.skip_special_tokens,
             strip_leading_space=request.strip_leading_space,
             keep=self._markers[mode.tools] if mode else (),
         )
-        self._states[request.request_id] = _TextState(request, detokenizer, StopChecker(request.sampling.stop), parser)
+        stop_checker = StopChecker(sampling.stop, sampling.include_stop)
+        self._states[request.request_id] = _TextState(request, detokenizer, stop_checker, parser)
 
     def process(self, plan: StepPlan, result: StepResult, now: float) -> StepOutputs:
         """Deltas and stops of a collected step, and the token times of its requests. Call it before `scheduler.update`.

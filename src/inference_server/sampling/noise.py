@@ -5,9 +5,12 @@ over a token hash, keyed with 64 bits that SplitMix64 (Steele et al., OOPSLA 201
 overflow, which is the arithmetic modulo 2**32 that the hash wants, and vectorise where int64 products do not.
 """
 
+import sys
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _MASK_64 = (1 << 64) - 1
@@ -16,8 +19,21 @@ _BELOW_ONE = 1.0 - 2.0**-24  # the largest float32 below 1
 
 def row_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> Tensor:
     """One 64-bit key a row, as [R, 2] int32: an offset and an odd multiplier. Seeds count modulo 2**64."""
-    keys = [_mix_64(_mix_64(seed) + position) for seed, position in zip(seeds, positions, strict=True)]
-    return torch.tensor([[_signed_32(key), _signed_32(key >> 32) | 1] for key in keys], dtype=torch.int32, device=device)
+    mixed = mix_seeds(np.array([seed & _MASK_64 for seed in seeds], dtype=np.uint64))
+    return torch.from_numpy(keys_at(mixed, np.array(positions, dtype=np.uint64))).to(device)
+
+
+def mix_seeds(seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """What `keys_at` takes: the part of the keys that is the same for every position."""
+    return _mix_64(seeds)
+
+
+def keys_at(mixed_seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.int32]:
+    """[R] and [R] to [R, 2]: the keys of `row_keys`."""
+    keys = _mix_64(mixed_seeds + positions).view(np.uint32).reshape(-1, 2)
+    if sys.byteorder == "big":
+        keys = keys[:, ::-1]
+    return (keys | np.array([0, 1], dtype=np.uint32)).view(np.int32)
 
 
 def hash_tokens(token_ids: Tensor) -> Tensor:
@@ -40,11 +56,11 @@ def gumbel(keys: Tensor, token_hashes: Tensor) -> Tensor:
     return uniform(keys, token_hashes).neg_().log1p_().neg_().log_().neg_()
 
 
-def _mix_64(value: int) -> int:
-    value = (value + 0x9E3779B97F4A7C15) & _MASK_64
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
-    return value ^ (value >> 31)
+def _mix_64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 def _mix_32_(bits: Tensor) -> Tensor:

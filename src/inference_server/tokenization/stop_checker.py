@@ -21,8 +21,11 @@ class StopChecker:
         self._stopped = False
         self._next, self._fail, self._depth, self._match = _automaton(stops)
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """Take more text; return what is safe to emit and whether a stop string is complete. After that, nothing more comes."""
+    def push(self, text: str, may_stop: bool = True) -> tuple[str, bool]:
+        """Take more text; return what is safe to emit and whether a stop string is complete. After that, nothing more comes.
+
+        may_stop: False lets a stop string that ends in this text pass.
+        """
         if self._stopped:
             return "", True
         text, node = self._held + text, self._node
@@ -31,7 +34,7 @@ class StopChecker:
             while node and character not in self._next[node]:
                 node = self._fail[node]
             node = self._next[node].get(character, 0)
-            if length := self._match[node]:
+            if may_stop and (length := self._match[node]):
                 self._stopped, self._held = True, ""
                 end = index + 1
                 return text[: end if self._include_stop else end - length], True

@@ -4,9 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from inference_server.api.schemas.sampling import INT32, OpenAIBody
+from inference_server.api.schemas.sampling import OpenAIBody, TokenId
 
-TokenId = Annotated[int, Field(ge=0, lt=INT32)]
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this route alone
 
 

@@ -7,10 +7,14 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from inference_server.api.schemas.base import RequestBody
 
 MAX_STOP_STRINGS = 16
+MAX_TOKEN_RULES = 1024
+MAX_TOKEN_DIGITS = 9
+MAX_ALLOWED_TOKENS = 2**18
 INT32 = 2**31
 INT64 = 2**63
 
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+TokenId = Annotated[int, Field(ge=0, lt=INT32)]
 Label = Annotated[str, StringConstraints(max_length=256)]
 
 
@@ -23,8 +27,17 @@ class SamplingBody(RequestBody):
     top_k: int | None = Field(None, ge=-1, lt=INT32)
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
+    presence_penalty: float = Field(0, ge=-2, le=2)
+    frequency_penalty: float = Field(0, ge=-2, le=2)
+    repetition_penalty: float = Field(1, gt=0, le=10)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field({}, max_length=MAX_TOKEN_RULES)
+    allowed_token_ids: list[TokenId] = Field([], max_length=MAX_ALLOWED_TOKENS)
+    min_tokens: int = Field(0, ge=0, lt=INT32)
     stop: list[StopString] = Field([], max_length=MAX_STOP_STRINGS)
+    stop_token_ids: list[TokenId] = Field([], max_length=MAX_TOKEN_RULES)
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     stream: bool = False
     priority: int = Field(0, ge=-INT32, lt=INT32)
     cache_salt: Label = ""
@@ -33,6 +46,16 @@ class SamplingBody(RequestBody):
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _by_token_id(cls, value: dict[str, float]) -> dict[str, float]:
+        """JSON has string keys only. Raises ValueError for one that is no token id, or stands for the same id as another."""
+        if not all(key.isascii() and key.isdecimal() and len(key) <= MAX_TOKEN_DIGITS for key in value):
+            raise ValueError("the keys must be token ids")
+        if len({int(key) for key in value}) < len(value):
+            raise ValueError("a token id is named twice")
+        return value
 
     def sampling_fields(self) -> dict[str, Any]:
         """The fields of `GenerationRequest` that have the same meaning on every route."""
@@ -43,8 +66,17 @@ class SamplingBody(RequestBody):
             "top_k": 0 if self.top_k == -1 else self.top_k,
             "min_p": self.min_p,
             "seed": self.seed,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": tuple((int(token), bias) for token, bias in self.logit_bias.items()),
+            "allowed_token_ids": frozenset(self.allowed_token_ids) or None,
+            "min_tokens": self.min_tokens,
             "stop": tuple(self.stop),
+            "stop_token_ids": frozenset(self.stop_token_ids),
+            "include_stop": self.include_stop_str_in_output,
             "ignore_eos": self.ignore_eos,
+            "skip_special_tokens": self.skip_special_tokens,
             "priority": self.priority,
             "cache_salt": self.cache_salt,
         }

@@ -6,8 +6,7 @@ from pydantic import Field, model_validator
 
 from inference_server.api.schemas.base import RequestBody
 from inference_server.api.schemas.chat import ChatMessage, TemplateVariables, plain_messages
-from inference_server.api.schemas.completions import TokenId
-from inference_server.api.schemas.sampling import Label
+from inference_server.api.schemas.sampling import Label, TokenId
 from inference_server.api.schemas.tools import Tools, offered
 from inference_server.core.generation import ChatPrompt
 

@@ -1,0 +1,85 @@
+"""Masks, biases and penalties of a row against a definition in plain numbers, one token of the vocabulary at a time."""
+
+from random import Random
+
+import pytest
+import torch
+
+from inference_server.core.request import ScheduledRequest
+from inference_server.core.sampling_params import SamplingParams
+from inference_server.sampling.adjustment import adjust_logits, allowed_bits
+
+VOCAB = 101
+
+
+def naive(logits: list[float], params: SamplingParams, prompt: list[int], output: list[int]) -> list[float]:
+    adjusted = []
+    for token, logit in enumerate(logits):
+        if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
+            logit = -torch.inf
+        if len(output) < params.min_tokens and token in params.stop_token_ids:
+            logit = -torch.inf
+        logit += dict(params.logit_bias).get(token, 0.0)
+        if token in prompt or token in output:
+            logit = logit / params.repetition_penalty if logit > 0 else logit * params.repetition_penalty
+        logit -= params.frequency_penalty * output.count(token) + params.presence_penalty * (token in output)
+        adjusted.append(logit)
+    return adjusted
+
+
+def random_params(random: Random) -> SamplingParams:
+    def maybe(value: object, otherwise: object) -> object:
+        return value if random.random() < 0.5 else otherwise
+
+    return SamplingParams(
+        temperature=random.choice([0.0, 1.0]),
+        seed=random.randrange(1 << 40),
+        presence_penalty=maybe(random.uniform(-2, 2), 0.0),  # type: ignore[arg-type]
+        frequency_penalty=maybe(random.uniform(-2, 2), 0.0),  # type: ignore[arg-type]
+        repetition_penalty=maybe(random.uniform(0.5, 2), 1.0),  # type: ignore[arg-type]
+        logit_bias=maybe(tuple((t, random.uniform(-100, 100)) for t in random.sample(range(VOCAB), 5)), ()),  # type: ignore[arg-type]
+        allowed_token_ids=maybe(frozenset(random.sample(range(VOCAB), 60)), None),  # type: ignore[arg-type]
+        stop_token_ids=frozenset(random.sample(range(VOCAB), 3)),
+        min_tokens=random.randrange(4),
+    )
+
+
+def random_request(random: Random, slot: int = 0) -> ScheduledRequest:
+    prompt = [random.randrange(VOCAB) for _ in range(random.randrange(1, 12))]
+    output = [random.randrange(VOCAB // 4) for _ in range(random.randrange(12))]
+    return ScheduledRequest(f"r{slot}", prompt + output, random_params(random), 0.0, num_prompt_tokens=len(prompt), slot=slot)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_logit_is_that_of_the_definition(seed: int) -> None:
+    random = Random(seed)
+    requests = [random_request(random) for _ in range(4)]
+    logits = 5 * torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(seed))
+    before = logits.clone()
+    adjusted = adjust_logits(logits, requests, [len(request.token_ids) for request in requests])
+    assert torch.equal(logits, before)
+    for row, request in enumerate(requests):
+        prompt = request.token_ids[: request.num_prompt_tokens]
+        expected = naive(logits[row].tolist(), request.sampling, prompt, request.output_token_ids)
+        torch.testing.assert_close(adjusted[row], torch.tensor(expected))
+
+
+def test_only_tokens_before_the_position_count() -> None:
+    request = ScheduledRequest("r", [1, 2, 3, 4], SamplingParams(presence_penalty=1.0), 0.0, num_prompt_tokens=2)
+    assert adjust_logits(torch.zeros(1, 6), [request], [3]).tolist() == [[0, 0, 0, -1, 0, 0]]
+
+
+def test_rows_that_ask_for_nothing_cost_no_copy() -> None:
+    logits = torch.zeros(1, VOCAB)
+    request = ScheduledRequest("r", [1, 2], SamplingParams(stop_token_ids=frozenset({3}), top_k=5), 0.0)
+    assert adjust_logits(logits, [request], [2]) is logits
+
+
+def test_a_grammar_mask_forbids_by_bit() -> None:
+    words = torch.tensor([0b101, 0, 0, -(2**31)], dtype=torch.int32)
+    assert allowed_bits(words, 128).nonzero().flatten().tolist() == [0, 2, 127]
+    assert allowed_bits(words, 101).shape == (101,)
+    request = ScheduledRequest("r", [1], SamplingParams(logit_bias=((1, 50.0),)), 0.0)
+    adjusted = adjust_logits(torch.zeros(2, 101), [request, request], [1, 1], [words, None])
+    assert adjusted[0].isfinite().nonzero().flatten().tolist() == [0, 2]
+    assert adjusted[1].tolist() == [0.0, 50.0, *[0.0] * 99]
