@@ -7,7 +7,7 @@ import torch
 
 from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.sampling.adjustment import adjust_logits, allowed_bits
+from inference_server.sampling.adjustment import adjust_logits, forbidden
 
 VOCAB = 101
 
@@ -76,10 +76,10 @@ def test_rows_that_ask_for_nothing_cost_no_copy() -> None:
 
 
 def test_a_grammar_mask_forbids_by_bit() -> None:
-    words = torch.tensor([0b101, 0, 0, -(2**31)], dtype=torch.int32)
-    assert allowed_bits(words, 128).nonzero().flatten().tolist() == [0, 2, 127]
-    assert allowed_bits(words, 101).shape == (101,)
+    mask = bytes([0b101, *[0] * 14, 0b10000000])
+    assert (~forbidden(mask, 128)).nonzero().flatten().tolist() == [0, 2, 127]
+    assert forbidden(mask, 101).shape == (101,)
     request = ScheduledRequest("r", [1], SamplingParams(logit_bias=((1, 50.0),)), 0.0)
-    adjusted = adjust_logits(torch.zeros(2, 101), [request, request], [1, 1], [words, None])
+    adjusted = adjust_logits(torch.zeros(2, 101), [request, request], [1, 1], [mask, None])
     assert adjusted[0].isfinite().nonzero().flatten().tolist() == [0, 2]
     assert adjusted[1].tolist() == [0.0, 50.0, *[0.0] * 99]

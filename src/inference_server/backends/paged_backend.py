@@ -18,7 +18,7 @@ from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import ModelSpec
 from inference_server.core.options import ModelOptions
-from inference_server.core.plan import StepPlan, StepResult
+from inference_server.core.plan import StepPlan, StepResult, TokenMasks
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.kernels.ops import Ops
@@ -113,11 +113,11 @@ class PagedBackend:
                 step.logits = self._model.compute_logits(hidden[inputs.sampling_tokens])
         return step
 
-    def sample(self, step: PagedStep) -> None:
+    def sample(self, step: PagedStep, masks: TokenMasks | None = None) -> None:
         if step.logits is None:
             return
         with step_errors(), torch.inference_mode():
-            token_ids = self._sampler(step.logits, step.sampling).token_ids
+            token_ids = self._sampler(step.logits, step.sampling.masked(step.rows, masks)).token_ids
             self._last_token_ids[torch.tensor(step.sampling.slots, device=self._device)] = token_ids
             step.logits = None
             step.token_ids = token_ids.to("cpu", non_blocking=True)

@@ -20,7 +20,7 @@ from inference_server.core.errors import EngineDeadError, ModelLoadError
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import ModelSpec
 from inference_server.core.options import ModelOptions
-from inference_server.core.plan import StepPlan, StepResult
+from inference_server.core.plan import StepPlan, StepResult, TokenMasks
 from inference_server.sampling.token_rows import SamplingRows
 from inference_server.sampling.token_sampler import TokenSampler
 
@@ -74,10 +74,10 @@ class TorchBackend:
         with step_errors(), torch.inference_mode():
             return self._launch(plan)
 
-    def sample(self, step: TorchStep) -> None:
+    def sample(self, step: TorchStep, masks: TokenMasks | None = None) -> None:
         if step.logits is not None:
             with step_errors(), torch.inference_mode():
-                step.token_ids = self._sampler(step.logits, step.sampling).token_ids
+                step.token_ids = self._sampler(step.logits, step.sampling.masked(step.rows, masks)).token_ids
             step.logits = None
 
     def collect(self, step: TorchStep) -> StepResult:

@@ -16,10 +16,13 @@ from typing import Literal
 from inference_server.core.clock import Clock
 from inference_server.core.errors import EngineDeadError, InferenceServerError, NotReadyError, OverloadedError, RequestAbortedError
 from inference_server.core.generation import GenerationRequest
+from inference_server.core.grammar import CompiledGrammar
 from inference_server.core.options import EngineOptions
 from inference_server.core.records import EngineSnapshot
 from inference_server.core.request import ScheduledRequest
+from inference_server.engine.answer_spec import answer_spec
 from inference_server.engine.engine import Engine, EngineState
+from inference_server.engine.grammar_workers import GrammarWorkers
 from inference_server.engine.input_processor import InputProcessor, Prompt, text_length
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.engine.request_stream import RequestStream
@@ -61,6 +64,7 @@ class AsyncEngine:
         self._clock = clock
         self._step_limit_s = step_limit_s
         self._streams = StreamRegistry()
+        self._grammars = GrammarWorkers()
         self._thread: Thread | None = None
         self._ended = asyncio.Event()
         self._draining = False
@@ -111,6 +115,7 @@ class AsyncEngine:
             async with asyncio.timeout(drain_timeout_s):
                 await self._streams.wait_quiet()
         self._stopping = True
+        self._grammars.close()
         if self._thread is None:
             return
         self._engine.stop()
@@ -212,10 +217,17 @@ class AsyncEngine:
         return RequestAbortedError("the server is shutting down")
 
     async def _prepare(self, request: GenerationRequest) -> ScheduledRequest:
-        inputs = self._inputs()
+        inputs, grammar = self._inputs(), await self._grammar(request)
         if text_length(request.prompt) <= _WORKER_ABOVE_CHARS:
-            return inputs.process(request)
-        return await asyncio.to_thread(inputs.process, request)
+            return inputs.process(request, grammar)
+        return await asyncio.to_thread(inputs.process, request, grammar)
+
+    async def _grammar(self, request: GenerationRequest) -> CompiledGrammar | None:
+        model = self._engine.model
+        spec = None if model is None else answer_spec(request, model)
+        if spec is None or model is None or model.grammars is None:
+            return None
+        return await self._grammars.compile(model.grammars, spec)
 
     def _inputs(self) -> InputProcessor:
         if self._engine.model is None:

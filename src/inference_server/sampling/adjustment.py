@@ -7,31 +7,29 @@ steps must be known on the host. This is also the definition that `device_adjust
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 
-_BITS = 32
-
 
 def adjust_logits(
-    logits: Tensor, requests: Sequence[ScheduledRequest], positions: Sequence[int], bitmasks: Sequence[Tensor | None] | None = None
+    logits: Tensor, requests: Sequence[ScheduledRequest], positions: Sequence[int], masks: Sequence[bytes | None] | None = None
 ) -> Tensor:
     """The logits to draw from: `logits` itself ([R, V] float32, never written to) where no row asks for a change, else a copy.
 
-    positions[i]: the index that row i's token will have in its sequence. bitmasks: for each row the tokens that a grammar allows, packed
-    as `allowed_bits` unpacks them, or None.
+    positions[i]: the index that row i's token will have in its sequence. masks: as in `SamplingRows`.
     """
     adjusted = logits
     for row, (request, position) in enumerate(zip(requests, positions, strict=True)):
-        num_prompt, bitmask = request.num_prompt_tokens, None if bitmasks is None else bitmasks[row]
-        if bitmask is None and not request.sampling.changes_logits(position - num_prompt):
+        num_prompt, mask = request.num_prompt_tokens, None if masks is None else masks[row]
+        if mask is None and not request.sampling.changes_logits(position - num_prompt):
             continue
         adjusted = logits.clone() if adjusted is logits else adjusted
-        if bitmask is not None:
-            adjusted[row].masked_fill_(~allowed_bits(bitmask.to(logits.device), logits.shape[-1]), -torch.inf)
+        if mask is not None:
+            adjusted[row].masked_fill_(forbidden(mask, logits.shape[-1]).to(logits.device), -torch.inf)
         tokens = request.token_ids
         adjust_row(adjusted[row], request.sampling, tokens[:num_prompt], tokens[num_prompt:position])
     return adjusted
@@ -59,7 +57,6 @@ def adjust_row(logits: Tensor, params: SamplingParams, prompt: Sequence[int], ou
     logits[seen] -= params.presence_penalty
 
 
-def allowed_bits(bitmask: Tensor, vocab_size: int) -> Tensor:
-    """[ceil(V / 32)] int32 to [V] bool: bit i of word w is token 32 * w + i, as in xgrammar's masks."""
-    bits = torch.arange(_BITS, dtype=torch.int32, device=bitmask.device)
-    return ((bitmask.unsqueeze(-1) >> bits) & 1).flatten()[:vocab_size].bool()
+def forbidden(mask: bytes, vocab_size: int) -> Tensor:
+    """[V] bool: the tokens whose bit in `mask` is not set."""
+    return torch.from_numpy(np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=vocab_size, bitorder="little")) == 0

@@ -27,7 +27,7 @@ class TokenSampler:
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Sampled:
         if logits.is_cuda:
             return Sampled(self._device_sampler(logits)(logits, rows))
-        adjusted = adjust_logits(logits, rows.requests, rows.positions)
+        adjusted = adjust_logits(logits, rows.requests, rows.positions, rows.masks)
         return Sampled(self._sampler(adjusted, [request.sampling for request in rows.requests], rows.positions))
 
     def _device_sampler(self, logits: Tensor) -> "DeviceTokenSampler":

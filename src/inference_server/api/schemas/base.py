@@ -41,11 +41,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "logprobs": (False,),
         "modalities": (["text"],),
         "n": (1,),
-        "response_format": ({"type": "text"},),
         "return_token_ids": (False,),
         "return_token_strs": (False,),
         "spaces_between_special_tokens": (True,),
-        "strict": (False,),
         "suffix": ("",),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
@@ -67,8 +65,9 @@ class RequestBody(BaseModel):
         if not isinstance(data, dict):
             return data
         kept = {}
+        names = {field.alias or name for name, field in cls.model_fields.items()}
         for key, value in data.items():
-            if key in cls.model_fields:
+            if key in names:
                 if value is not None:
                     kept[key] = value
             elif not _asks_for_nothing(key, value):

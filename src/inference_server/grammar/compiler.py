@@ -1,0 +1,98 @@
+"""`GrammarCompiler`: from what a client asks for to a grammar over this model's tokens, by llguidance, and the ones used last.
+
+Masks are computed token by token while an answer is made, so compiling builds no automaton that a small schema could blow up; each
+stage has limits on work and states, beyond which it fails and nothing else does.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from threading import Lock
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from inference_server.core.errors import InvalidRequestError
+from inference_server.core.grammar import AnswerSpec, CallsSpec
+from inference_server.grammar.source import grammar_text
+from inference_server.grammar.token_grammar import TokenGrammar
+
+MAX_SOURCE_CHARS = 64 * 1024
+_CACHE_SIZE = 64
+_MAX_ERROR_CHARS = 400
+
+
+class GrammarCompiler:
+    """For one vocabulary; reading it takes about a second for each 200,000 tokens, and the interpreter meanwhile. Thread-safe."""
+
+    def __init__(
+        self, tokens: Sequence[bytes], special_ids: Collection[int], eos_ids: Sequence[int], encode: Callable[[str], list[int]]
+    ) -> None:
+        """tokens: the bytes of each id of the model's logits, empty where an id has none. eos_ids: what may end an answer."""
+        vocabulary = _Vocabulary(tokens, special_ids, eos_ids, encode)
+        self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=len(tokens), eos_token=list(eos_ids))
+        self._special_tokens = {tokens[index].decode("utf-8", "replace"): index for index in sorted(special_ids) if tokens[index]}
+        self._recent: OrderedDict[AnswerSpec, TokenGrammar] = OrderedDict()
+        self._lock = Lock()
+
+    def recent(self, spec: AnswerSpec) -> TokenGrammar | None:
+        """The grammar, if it was compiled not long ago."""
+        with self._lock:
+            if (found := self._recent.get(spec)) is not None:
+                self._recent.move_to_end(spec)
+            return found
+
+    def compile(self, spec: AnswerSpec) -> TokenGrammar:
+        """Takes milliseconds, or seconds for the largest; lets go of the interpreter meanwhile. Raises InvalidRequestError."""
+        if (found := self.recent(spec)) is not None:
+            return found
+        if _size(spec) > MAX_SOURCE_CHARS:
+            raise InvalidRequestError(f"the grammar has more than {MAX_SOURCE_CHARS} characters", param=spec.param)
+        matcher = LLMatcher(self._tokenizer, grammar_text(spec, self._special_tokens), log_level=0, limits=_limits())
+        first_mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+        if matcher.is_error() or not any(first_mask):
+            raise InvalidRequestError(_message(matcher), param=spec.param)
+        grammar = TokenGrammar(matcher, first_mask, spec.param)
+        with self._lock:
+            self._recent[spec] = grammar
+            if len(self._recent) > _CACHE_SIZE:
+                self._recent.popitem(last=False)
+        return grammar
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer, under its names."""
+
+    bos_token_id = None
+
+    def __init__(
+        self, tokens: Sequence[bytes], special_ids: Collection[int], eos_ids: Sequence[int], encode: Callable[[str], list[int]]
+    ) -> None:
+        self.tokens = tokens
+        self.special_token_ids = sorted(special_ids)
+        self.eos_token_id = eos_ids[0]
+        self._encode = encode
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+
+
+def _limits() -> LLParserLimits:
+    """A few milliseconds of work a token, some 20 MB of states a generation."""
+    return LLParserLimits(
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=50_000,
+        step_max_items=20_000,
+        max_lexer_states=20_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+def _size(spec: AnswerSpec) -> int:
+    return sum(len(call.schema) for call in spec.calls) if isinstance(spec, CallsSpec) else len(spec.source)
+
+
+def _message(matcher: LLMatcher) -> str:
+    reason = matcher.get_error().replace("<non-verbose/>", "").strip()
+    if not reason or reason.startswith("NoExtension"):
+        return "the grammar cannot be used: no text fits it"
+    return f"the grammar cannot be used: {reason[:_MAX_ERROR_CHARS]}"
