@@ -167,9 +167,8 @@ class FakeBackend:
         """A token of the alphabet; where a mask allows none of it, any that it allows."""
         if mask is None:
             return self._alphabet[draw % len(self._alphabet)]
-        allowed = [token for token in range(self._spec.vocab_size) if mask[token // 8] >> token % 8 & 1]
-        usual = [token for token in self._alphabet if token in set(allowed)] or allowed
-        return usual[draw % len(usual)]
+        allowed = _allowed(self._alphabet, mask) or _allowed(range(self._spec.vocab_size), mask)
+        return allowed[draw % len(allowed)]
 
     def _draw(self, request: ScheduledRequest, num_tokens: int) -> int:
         """What picks the token that follows the first `num_tokens`."""
@@ -220,6 +219,10 @@ def _read_positions(position: int, window: int | None) -> tuple[int | None, int 
 
 def _key(token: int, position: int, previous: int, distant: int) -> int:
     return (token * 1_000_003 + position * 8_191 + previous * 31_337 + distant * 65_537 + 12_345) % _PRIME
+
+
+def _allowed(token_ids: Sequence[int], mask: bytes) -> list[int]:
+    return [token for token in token_ids if mask[token // 8] >> token % 8 & 1]
 
 
 def _draw(digests: Sequence[int]) -> int:

@@ -6,6 +6,7 @@ stage has limits on work and states, beyond which it fails and nothing else does
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from threading import Lock
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -46,11 +47,16 @@ class GrammarCompiler:
             return found
         if _size(spec) > MAX_SOURCE_CHARS:
             raise InvalidRequestError(f"the grammar has more than {MAX_SOURCE_CHARS} characters", param=spec.param)
-        matcher = LLMatcher(self._tokenizer, grammar_text(spec, self._special_tokens), log_level=0, limits=_limits())
+        try:
+            text = grammar_text(spec, self._special_tokens)
+            build = partial(LLMatcher, self._tokenizer, text, log_level=0, limits=_limits())
+            matcher = build()
+        except ValueError as error:  # such as a lone surrogate
+            raise InvalidRequestError(f"the grammar cannot be read: {error}", param=spec.param) from error
         first_mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error() or not any(first_mask):
             raise InvalidRequestError(_message(matcher), param=spec.param)
-        grammar = TokenGrammar(matcher, first_mask, spec.param)
+        grammar = TokenGrammar(build, matcher, first_mask, spec.param)
         with self._lock:
             self._recent[spec] = grammar
             if len(self._recent) > _CACHE_SIZE:

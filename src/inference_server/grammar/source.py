@@ -15,6 +15,7 @@ from inference_server.grammar.schema_check import check_schema
 # A space, or a line's end and its indentation: white space cannot go on for ever. Without \u escapes a key has one spelling, so that
 # none can be smuggled past the schema, and there are no lone surrogates.
 _JSON_OPTIONS = {"whitespace_pattern": r" |\n[ \t]{0,16}", "json_allowed_escapes": 'nrbtf\\"'}
+_UNWRITABLE = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")  # as JSON spells a control character
 
 
 def grammar_text(spec: AnswerSpec, special_tokens: Mapping[str, int]) -> str:
@@ -49,8 +50,13 @@ def _call(call: CallForm, param: str, special_tokens: Mapping[str, int]) -> str:
 
 def _checked(source: str, param: str) -> Any:
     """The schema, with our options for white space and escapes; `true` says the same as `{}`."""
-    schema = json.loads(source)
+    try:
+        schema = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"the JSON schema cannot be read: {error}", param=param) from error
     check_schema(schema, param)
+    if _UNWRITABLE.search(json.dumps(schema)):
+        raise InvalidRequestError("the JSON schema has a control character, and answers are written without \\u escapes", param=param)
     if schema is True:
         schema = {}
     return {**schema, "x-guidance": _JSON_OPTIONS} if isinstance(schema, dict) else schema
