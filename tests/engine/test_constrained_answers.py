@@ -206,7 +206,7 @@ class Breaking:
     def start(self) -> Constraint:
         return Breaking()
 
-    def advance(self, token_id: int) -> None:
+    def advance(self, token_id: int, num_left: int) -> None:
         self.num_tokens += 1
         if self.num_tokens == 3:
             raise InvalidRequestError("too much work", param="response_format")

@@ -152,9 +152,9 @@ def test_a_generation_that_takes_too_much_work_fails_alone() -> None:
     random = Random(1)
     with pytest.raises(InvalidRequestError, match="too much work"):
         for _ in range(100_000):
-            state.advance(random.choice(b"ab"))
+            state.advance(random.choice(b"ab"), 1000)
     for state in (neighbour, grammar.start()):
-        state.advance(ord("a"))
+        state.advance(ord("a"), 1000)
         assert allows(state, ord("b"))
 
 
@@ -174,7 +174,7 @@ def test_calls_one_or_several() -> None:
         state = grammar.start()
         for token in (256, *b'call:f{"a": 1}<end>'):
             assert allows(state, token)
-            state.advance(token)
+            state.advance(token, 1000)
         assert allows(state, EOS)
         assert allows(state, 256) == parallel
         assert not allows(grammar.start(), ord("<"))
@@ -186,11 +186,11 @@ def test_a_grammar_waits_for_the_end_of_a_thought(in_thought: bool) -> None:
     if not in_thought:
         assert allows(state, ord("T"))
         assert not allows(state, ord("x"))
-        state.advance(ord("T"))
+        state.advance(ord("T"), 1000)
     assert state.mask is None
     for token in b"xT/":
-        state.advance(token)
+        state.advance(token, 1000)
     assert not allows(state, ord("x"))
     assert not allows(state, ord("T"))
-    state.advance(ord("1"))
+    state.advance(ord("1"), 1000)
     assert allows(state, EOS)

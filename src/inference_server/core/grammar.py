@@ -54,8 +54,11 @@ class Constraint(Protocol):
     @property
     def mask(self) -> bytes | None: ...
 
-    def advance(self, token_id: int) -> None:
-        """Take the token that came. Raises InferenceServerError when it does not fit, or the grammar takes too much work."""
+    def advance(self, token_id: int, num_left: int) -> None:
+        """Take the token that came, with so many that may still follow; when they only just suffice, `mask` allows but those that close.
+
+        Raises InferenceServerError when it does not fit, or the grammar takes too much work.
+        """
         ...
 
 

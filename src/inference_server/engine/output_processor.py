@@ -48,10 +48,10 @@ class _TextState:
     def take(self, token_id: int, delta: OutputDelta) -> FinishReason | None:
         """Adds what the token brings to `delta`; returns why it is the last, if it is."""
         sampling = self.request.sampling
-        if self.constraint is not None:
-            self.constraint.advance(token_id)
         # The scheduler appends this token only after the step's outputs are known.
         num_tokens = self.request.num_output_tokens + 1
+        if self.constraint is not None:
+            self.constraint.advance(token_id, sampling.max_tokens - num_tokens)
         end_of_text = token_id in sampling.stop_token_ids
         has_text = not end_of_text or sampling.include_stop
         stopped = has_text and self._show(self.detokenizer.push([token_id]), delta, num_tokens > sampling.min_tokens)

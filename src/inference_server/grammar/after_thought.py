@@ -26,11 +26,11 @@ class AfterThought:
         index, bit = divmod(self._opener, 8)
         return mask[:index] + bytes([mask[index] | 1 << bit]) + mask[index + 1 :]
 
-    def advance(self, token_id: int) -> None:
+    def advance(self, token_id: int, num_left: int) -> None:
         if self._in_thought:
             self._in_thought = token_id != self._closer
         elif self._at_start and token_id == self._opener:
             self._in_thought = True
         else:
-            self._answer.advance(token_id)
+            self._answer.advance(token_id, num_left)
         self._at_start = False

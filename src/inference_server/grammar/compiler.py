@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from inference_server.core.errors import InvalidRequestError
 from inference_server.core.grammar import AnswerSpec, CallsSpec
+from inference_server.grammar.closing import closing_tokens
 from inference_server.grammar.source import grammar_text
 from inference_server.grammar.token_grammar import TokenGrammar
 
@@ -31,6 +32,7 @@ class GrammarCompiler:
         vocabulary = _Vocabulary(tokens, special_ids, eos_ids, encode)
         self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=len(tokens), eos_token=list(eos_ids))
         self._special_tokens = {tokens[index].decode("utf-8", "replace"): index for index in sorted(special_ids) if tokens[index]}
+        self._closing, self._eos_id = closing_tokens(tokens), eos_ids[0]
         self._recent: OrderedDict[AnswerSpec, TokenGrammar] = OrderedDict()
         self._lock = Lock()
 
@@ -56,7 +58,7 @@ class GrammarCompiler:
         first_mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error() or not any(first_mask):
             raise InvalidRequestError(_message(matcher), param=spec.param)
-        grammar = TokenGrammar(build, matcher, first_mask, spec.param)
+        grammar = TokenGrammar(build, matcher, first_mask, self._closing, self._eos_id, spec.param)
         with self._lock:
             self._recent[spec] = grammar
             if len(self._recent) > _CACHE_SIZE:
