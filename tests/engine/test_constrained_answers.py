@@ -234,3 +234,17 @@ def test_choices_of_one_prompt_stand_where_they_are_in_the_grammar() -> None:
     backend = FakeBackend(alphabet=CLOSING, supports_overlap=True)
     for delta in answers(engine_on(backend), *twins).values():
         jsonschema.validate(json.loads(delta.text), PERSON)
+
+
+@pytest.mark.parametrize("max_tokens", range(20, 45, 3))
+def test_an_answer_is_closed_while_its_budget_suffices(max_tokens: int) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"type": "array", "items": {"type": "string"}}},
+        "required": ["a", "b"],
+    }
+    whole = answers(engine_on(FakeBackend(supports_overlap=True)), request(f"r{max_tokens}", compiled(schema), max_tokens))
+    (delta,) = whole.values()
+    assert delta.finish_reason is FinishReason.STOP
+    assert len(delta.token_ids) > max_tokens - 6
+    jsonschema.validate(json.loads(delta.text), schema)

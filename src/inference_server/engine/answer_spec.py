@@ -19,7 +19,9 @@ def answer_spec(request: GenerationRequest, model: LoadedModel) -> AnswerSpec | 
     if forced and request.grammar is not None:
         raise InvalidRequestError("an answer cannot be a tool call and fit a grammar as well", param=request.grammar.param)
     if model.grammars is None:
-        raise UnsupportedParameterError("this model has no end-of-text token, so no grammar can end its answers", param=spec.param)
+        raise UnsupportedParameterError(
+            f"the parameter '{spec.param}' is not supported: this model has no end-of-text token", param=spec.param
+        )
     # Each of these may forbid the only tokens that the grammar allows.
     for param, asked in (
         ("ignore_eos", request.ignore_eos),
