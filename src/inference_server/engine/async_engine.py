@@ -16,11 +16,9 @@ from typing import Literal
 from inference_server.core.clock import Clock
 from inference_server.core.errors import EngineDeadError, InferenceServerError, NotReadyError, OverloadedError, RequestAbortedError
 from inference_server.core.generation import GenerationRequest
-from inference_server.core.grammar import CompiledGrammar
 from inference_server.core.options import EngineOptions
 from inference_server.core.records import EngineSnapshot
 from inference_server.core.request import ScheduledRequest
-from inference_server.engine.answer_spec import answer_spec
 from inference_server.engine.engine import Engine, EngineState
 from inference_server.engine.grammar_workers import GrammarWorkers
 from inference_server.engine.input_processor import InputProcessor, Prompt, text_length
@@ -217,22 +215,19 @@ class AsyncEngine:
         return RequestAbortedError("the server is shutting down")
 
     async def _prepare(self, request: GenerationRequest) -> ScheduledRequest:
-        inputs, grammar = self._inputs(), await self._grammar(request)
+        model = self._loaded()
+        inputs, grammar = InputProcessor(model, self._options), await self._grammars.compile(request, model)
         if text_length(request.prompt) <= _WORKER_ABOVE_CHARS:
             return inputs.process(request, grammar)
         return await asyncio.to_thread(inputs.process, request, grammar)
 
-    async def _grammar(self, request: GenerationRequest) -> CompiledGrammar | None:
-        model = self._engine.model
-        spec = None if model is None else answer_spec(request, model)
-        if spec is None or model is None or model.grammars is None:
-            return None
-        return await self._grammars.compile(model.grammars, spec)
-
     def _inputs(self) -> InputProcessor:
+        return InputProcessor(self._loaded(), self._options)
+
+    def _loaded(self) -> LoadedModel:
         if self._engine.model is None:
             raise _still_loading()
-        return InputProcessor(self._engine.model, self._options)
+        return self._engine.model
 
 
 def _still_loading() -> NotReadyError:

@@ -4,8 +4,10 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from inference_server.core.errors import InvalidRequestError
-from inference_server.core.grammar import AnswerSpec, CompiledGrammar
-from inference_server.grammar.compiler import GrammarCompiler
+from inference_server.core.generation import GenerationRequest
+from inference_server.core.grammar import CompiledGrammar
+from inference_server.engine.answer_spec import answer_spec
+from inference_server.engine.loaded_model import LoadedModel
 
 _LIMIT_S = 5.0
 _NUM_THREADS = 2  # a grammar that takes its time leaves another's compilation a thread
@@ -18,8 +20,11 @@ class GrammarWorkers:
         self._limit_s = limit_s
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
 
-    async def compile(self, compiler: GrammarCompiler, spec: AnswerSpec) -> CompiledGrammar:
-        """Raises InvalidRequestError for a grammar that cannot be used, or takes too long."""
+    async def compile(self, request: GenerationRequest, model: LoadedModel) -> CompiledGrammar | None:
+        """What the answer must fit; None for any text. Raises InvalidRequestError for what cannot be used, or takes too long."""
+        spec, compiler = answer_spec(request, model), model.grammars
+        if spec is None or compiler is None:
+            return None
         if (found := compiler.recent(spec)) is not None:
             return found
         try:
