@@ -15,21 +15,17 @@ from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 
 
-def adjust_logits(
-    logits: Tensor, requests: Sequence[ScheduledRequest], positions: Sequence[int], masks: Sequence[bytes | None] | None = None
-) -> Tensor:
+def adjust_logits(logits: Tensor, requests: Sequence[ScheduledRequest], positions: Sequence[int]) -> Tensor:
     """The logits to draw from: `logits` itself ([R, V] float32, never written to) where no row asks for a change, else a copy.
 
-    positions[i]: the index that row i's token will have in its sequence. masks: as in `SamplingRows`.
+    positions[i]: the index that row i's token will have in its sequence.
     """
     adjusted = logits
     for row, (request, position) in enumerate(zip(requests, positions, strict=True)):
-        num_prompt, mask = request.num_prompt_tokens, None if masks is None else masks[row]
-        if mask is None and not request.sampling.changes_logits(position - num_prompt):
+        num_prompt = request.num_prompt_tokens
+        if not request.sampling.changes_logits(position - num_prompt):
             continue
         adjusted = logits.clone() if adjusted is logits else adjusted
-        if mask is not None:
-            adjusted[row].masked_fill_(forbidden(mask, logits.shape[-1]).to(logits.device), -torch.inf)
         tokens = request.token_ids
         adjust_row(adjusted[row], request.sampling, tokens[:num_prompt], tokens[num_prompt:position])
     return adjusted
@@ -57,6 +53,9 @@ def adjust_row(logits: Tensor, params: SamplingParams, prompt: Sequence[int], ou
     logits[seen] -= params.presence_penalty
 
 
-def forbidden(mask: bytes, vocab_size: int) -> Tensor:
-    """[V] bool: the tokens whose bit in `mask` is not set."""
-    return torch.from_numpy(np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=vocab_size, bitorder="little")) == 0
+def apply_masks(logits: Tensor, masks: Sequence[bytes | None]) -> None:
+    """Forbid, in place, what the masks of `SamplingRows` do not allow. logits: [R, V]."""
+    for row, mask in zip(logits, masks, strict=True):
+        if mask is not None:
+            bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=len(row), bitorder="little")
+            row.masked_fill_((torch.from_numpy(bits) == 0).to(row.device), -torch.inf)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from inference_server.sampling.adjustment import adjust_logits
+from inference_server.sampling.adjustment import adjust_logits, apply_masks
 from inference_server.sampling.sampler import Sampler
 from inference_server.sampling.token_rows import Sampled, SamplingRows
 
@@ -27,7 +27,9 @@ class TokenSampler:
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Sampled:
         if logits.is_cuda:
             return Sampled(self._device_sampler(logits)(logits, rows))
-        adjusted = adjust_logits(logits, rows.requests, rows.positions, rows.masks)
+        if rows.masks is not None:
+            apply_masks(logits, rows.masks)
+        adjusted = adjust_logits(logits, rows.requests, rows.positions)
         return Sampled(self._sampler(adjusted, [request.sampling for request in rows.requests], rows.positions))
 
     def _device_sampler(self, logits: Tensor) -> "DeviceTokenSampler":
