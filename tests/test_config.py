@@ -103,7 +103,7 @@ def test_bad_values_get_one_line_that_names_them(capsys: pytest.CaptureFixture[s
 
 
 def test_what_is_not_built_is_refused_by_name_and_never_ignored(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refusal(capsys, "--quantization", "int8") == "inference-server: QUANTIZATION: this version only takes none"
+    assert refusal(capsys, "--otlp-endpoint", "collector") == "inference-server: OTLP_ENDPOINT: this version only takes no value"
     assert "API_KEYS" in refusal(capsys, "--api-keys", "secret")
     assert all(Settings.model_fields[name].default in values for name, values in AVAILABLE.items())
 
@@ -150,19 +150,28 @@ def test_every_value_reaches_its_option() -> None:
         "device": "cuda:1", "dtype": "float16", "max-batch-size": "7", "max-batched-tokens": "77", "kv-cache-block-size": "32",
         "kv-cache-num-blocks": "99", "kv-cache-memory-fraction": "0.5", "max-active-kv-tokens": "55", "load-format": "dummy",
         "prefill-mode": "chunked", "prefill-chunk-size": "11", "max-model-len": "1234", "max-queue-size": "12",
-        "admission-deadline-s": "3", "request-deadline-s": "4", "default-max-tokens": "13", "cors-origins": "http://a",
+        "admission-deadline-s": "3", "request-deadline-s": "4", "default-max-tokens": "13", "check-integrity": "true", "cors-origins": "http://a",
+        "cuda-graph-sizes": "1,4", "ple-offload": "true", "quantization": "int8",
     }  # fmt: skip
     settings = Settings.from_cli([part for name, value in argv.items() for part in (f"--{name}", value)])
-    assert settings.model_options() == ModelOptions("org/model", "v1", Path("/weights"), "hf", "cuda:1", "float16", "dummy", 7)
+    assert settings.model_options() == ModelOptions(
+        "org/model", "v1", Path("/weights"), "hf", "cuda:1", "float16", "int8", "dummy", 7, 77, 1234, (1, 4), True
+    )
     assert settings.cache_options() == CacheOptions(32, 99, 0.5, 55)
     assert settings.scheduler_options() == SchedulerOptions(7, 77, PrefillMode.CHUNKED, 11)
-    assert settings.engine_options() == EngineOptions(1234, 12, 3.0, 4.0, 13)
+    assert settings.engine_options() == EngineOptions(1234, 12, 3.0, 4.0, 13, check_integrity=True)
     assert settings.api_options() == ApiOptions("m", ("http://a",))
+
+
+@pytest.mark.parametrize(("policy", "cached", "measured"), [("h2o", True, True), ("h2o", False, False), ("lru", True, False)])
+def test_attention_is_measured_only_for_the_policy_that_reads_it(policy: str, cached: bool, measured: bool) -> None:
+    settings = Settings(_env_file=None, eviction_policy=policy, enable_prefix_cache=cached)  # type: ignore[call-arg, arg-type]
+    assert settings.model_options().block_mass is measured
 
 
 def test_every_option_field_is_filled_or_a_known_constant() -> None:
     constants = {"stall_after_s", "max_body_bytes", "body_deadline_s", "ping_interval_s"}
-    renamed = {"block_size", "num_blocks", "memory_fraction", "max_active_tokens", "cache_dir"}
+    renamed = {"block_size", "num_blocks", "memory_fraction", "max_active_tokens", "cache_dir", "block_mass"}
     names = {field.name for option in OPTIONS for field in dataclasses.fields(option)}
     assert names - set(Settings.model_fields) == constants | renamed
 

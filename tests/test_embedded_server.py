@@ -2,16 +2,13 @@
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import openai
 import pytest
+from server_process import serving
 
 pytestmark = pytest.mark.heavy
 QUESTION = "What is the capital of France?"
@@ -19,25 +16,8 @@ QUESTION = "What is the capital of France?"
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("home")
-    source = Path(__file__).parent.parent / "src"
-    environment = {**os.environ, "PYTHONPATH": str(source), "MODEL_CACHE_DIR": str(folder), "KV_CACHE_NUM_BLOCKS": "512", "PORT": "0"}
-    with open(folder / "log", "wb") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "inference_server"], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log
-        )
-    assert child.stdout is not None
-    try:
-        address = child.stdout.readline().decode().split()[-1].rstrip("/")
-        end = time.monotonic() + 300
-        while httpx.get(f"{address}/ready", trust_env=False).status_code != 200:
-            assert child.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < end
-            time.sleep(0.5)
+    with serving(tmp_path_factory.mktemp("home"), KV_CACHE_NUM_BLOCKS="512") as (address, _):
         yield address
-    finally:
-        child.terminate()
-        child.communicate(timeout=60)
 
 
 def test_generate_streams_paris(url: str) -> None:

@@ -1,9 +1,11 @@
-"""Decode throughput of a server over HTTP, and the machine's read bandwidth beside it.
+"""Throughput of a server over HTTP, decoding and prefill, and the machine's read bandwidth beside it.
 
 Each of N clients streams one completion: a distinct prompt of at most 16 tokens, 64 tokens out, temperature 0, end of text
 ignored. Throughput is all tokens over the wall time from the first request to the last byte; the best of several rounds counts.
-Starts a server of its own unless --url names one. Figures on different machines compare after scaling to one bandwidth,
-because decoding reads every weight once a step.
+Prefill is one client with prompts of about 2,000 tokens, no two alike from their first words on, and one token out.
+Starts a server of its own unless --url names one, with whatever flags of the server stand beside those below, such as
+--quantization int8. Figures on different machines compare after scaling to one bandwidth, because decoding reads every weight
+once a step.
 """
 
 import argparse
@@ -14,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import httpx
@@ -53,12 +55,13 @@ def read_bandwidth_gbps(gibibytes: float = 1.0, repeats: int = 8) -> float:
 
 
 @contextmanager
-def serve(startup_s: float) -> Iterator[str]:
-    """Run `python -m inference_server` on a free port and yield its address once it is ready."""
+def serve(startup_s: float, flags: Sequence[str]) -> Iterator[str]:
+    """Run `python -m inference_server` with these flags on a free port and yield its address once it is ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "inference_server", "--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
+    command += flags
     url = f"http://127.0.0.1:{port}"
     process = subprocess.Popen(command, env=os.environ)
     try:
@@ -83,8 +86,8 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], startup_s: floa
     raise SystemExit(f"the server was not ready within {startup_s:.0f} s")
 
 
-async def complete(client: httpx.AsyncClient, model: str, prompt: str, max_tokens: int) -> int:
-    """Stream one completion and return the number of tokens the server says it generated."""
+async def complete(client: httpx.AsyncClient, model: str, prompt: str, max_tokens: int) -> dict[str, int]:
+    """Stream one completion and return the server's count of its tokens."""
     body = {
         "model": model,
         "prompt": prompt,
@@ -94,15 +97,14 @@ async def complete(client: httpx.AsyncClient, model: str, prompt: str, max_token
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    tokens = 0
+    usage: dict[str, int] = {}
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:
             raise SystemExit(f"HTTP {response.status_code}: {(await response.aread()).decode()}")
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
-                usage = json.loads(line[6:]).get("usage")
-                tokens = usage["completion_tokens"] if usage else tokens
-    return tokens
+                usage = json.loads(line[6:]).get("usage") or usage
+    return usage
 
 
 async def measure(url: str, num_clients: int, max_tokens: int, rounds: int) -> float:
@@ -113,9 +115,23 @@ async def measure(url: str, num_clients: int, max_tokens: int, rounds: int) -> f
         for round_index in range(rounds + 1):
             prompts = [f"Round {round_index}: a short story about {TOPICS[i % len(TOPICS)]} {i}" for i in range(num_clients)]
             start = time.perf_counter()
-            tokens = sum(await asyncio.gather(*(complete(client, model, prompt, max_tokens) for prompt in prompts)))
+            usages = await asyncio.gather(*(complete(client, model, prompt, max_tokens) for prompt in prompts))
             if round_index:
-                best = max(best, tokens / (time.perf_counter() - start))
+                best = max(best, sum(usage["completion_tokens"] for usage in usages) / (time.perf_counter() - start))
+    return best
+
+
+async def measure_prefill(url: str, num_words: int, rounds: int) -> float:
+    """Best prompt tokens per second of a long prompt over `rounds` rounds, after one warm-up round."""
+    best = 0.0
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+        for round_index in range(rounds + 1):
+            prompt = " ".join(TOPICS[(i * i + round_index) % len(TOPICS)] for i in range(num_words))
+            start = time.perf_counter()
+            usage = await complete(client, model, f"Round {round_index} of {time.time_ns()}: {prompt}", 1)
+            if round_index:
+                best = max(best, usage["prompt_tokens"] / (time.perf_counter() - start))
     return best
 
 
@@ -126,18 +142,23 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--startup-s", type=float, default=600)
-    args = parser.parse_args()
+    parser.add_argument("--prefill-words", type=int, default=1800, help="words of the long prompt; 0 leaves prefill out")
+    args, server_flags = parser.parse_known_args()
+    if args.url and server_flags:
+        parser.error(f"a server that runs already takes no flags: {' '.join(server_flags)}")
 
     bandwidth = read_bandwidth_gbps()
     scale = REFERENCE_GBPS / bandwidth
-    with nullcontext(args.url) if args.url else serve(args.startup_s) as url:
-        rows = [(n, asyncio.run(measure(url, n, args.max_tokens, args.rounds))) for n in args.clients]
+    with nullcontext(args.url) if args.url else serve(args.startup_s, server_flags) as url:
+        rows = [(str(n), asyncio.run(measure(url, n, args.max_tokens, args.rounds))) for n in args.clients]
+        if args.prefill_words:
+            rows.append(("prefill", asyncio.run(measure_prefill(url, args.prefill_words, args.rounds))))
 
     out = sys.stdout.write
     out(f"read bandwidth {bandwidth:.1f} GB/s; {args.max_tokens} tokens out, best of {args.rounds}\n")
     out(f"{'clients':>8} {'tok/s':>8} {f'tok/s at {REFERENCE_GBPS} GB/s':>22}\n")
-    for num_clients, rate in rows:
-        out(f"{num_clients:>8} {rate:>8.1f} {rate * scale:>22.1f}\n")
+    for name, rate in rows:
+        out(f"{name:>8} {rate:>8.1f} {rate * scale:>22.1f}\n")
 
 
 if __name__ == "__main__":

@@ -21,8 +21,12 @@ FULL, WINDOW = LayerGroup((0, 1, 2), 1, 256, 2), LayerGroup(tuple(range(3, 18)),
 BLOCK_SIZE = 16
 
 
-def run_dry(scheduler: ContinuousBatchScheduler, rng: random.Random) -> None:
+MAX_BATCH, CHUNK = 4, 512
+
+
+def run_dry(scheduler: ContinuousBatchScheduler, rng: random.Random, most_used_bytes: int) -> None:
     while (plan := scheduler.schedule(time.monotonic())) is not None:
+        assert scheduler.cache_stats().used_bytes <= most_used_bytes, "blocks that left the window are still in use"
         scheduler.update(plan, StepResult(plan.step_id, [rng.randrange(1 << 18) for _ in plan.requests]), {})
 
 
@@ -33,7 +37,10 @@ def round_robin(
     session_bytes = length * FULL.token_bytes + min(length, 512) * WINDOW.token_bytes
     probe = KVLayout.from_bytes((FULL, WINDOW), BLOCK_SIZE, int(factor * num_sessions * session_bytes))
     cache = create_cache(KVLayout((FULL, WINDOW), BLOCK_SIZE, probe.num_slabs + 1), CacheOptions(eviction_policy=policy))
-    scheduler = ContinuousBatchScheduler(cache, SchedulerOptions(max_batch_size=4))
+    scheduler = ContinuousBatchScheduler(cache, SchedulerOptions(max_batch_size=MAX_BATCH, prefill_chunk_size=CHUNK))
+    # Of the window layers, a row needs what its chunk reads, rounded to blocks at both ends.
+    row_bytes = length * FULL.token_bytes + min(length, 512 + CHUNK) * WINDOW.token_bytes
+    most_used_bytes = MAX_BATCH * (row_bytes + 2 * BLOCK_SIZE * (FULL.token_bytes + WINDOW.token_bytes))
     rng, resent = random.Random(0), 0
     chats: list[list[int]] = [[] for _ in range(num_sessions)]
     for turn in range(num_turns):
@@ -43,7 +50,7 @@ def round_robin(
             resent += len(chat)
             scheduler.add(request)
             chats[session] = request.token_ids if keeps_answers else prompt.copy()
-        run_dry(scheduler, rng)
+        run_dry(scheduler, rng, most_used_bytes)
     stats = scheduler.cache_stats()
     rate = stats.hit_tokens / resent
     return f"{factor:.1f}x, {policy:>8}: {rate:6.1%} of {resent} re-sent tokens were hits, {stats.evicted_blocks} blocks evicted"

@@ -1,6 +1,7 @@
-"""Write the config.json of a released model, without weights or tokenizer: with LOAD_FORMAT=dummy that is enough to measure its forward.
+"""Write the config.json of a released model, without weights or tokenizer: with LOAD_FORMAT=dummy that is enough to serve it.
 
-    python scripts/bench/released_configs.py gemma4-e2b /tmp/e2b
+    python scripts/bench/released_configs.py gemma4-e2b FOLDER
+    LOAD_FORMAT=dummy python -m inference_server --model-name FOLDER
 
 The values are those of the released checkpoints; `--num-layers` keeps the first layers only, where memory is short.
 """

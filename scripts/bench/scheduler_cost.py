@@ -2,7 +2,8 @@
 
 The budget is 1.0 ms at 256 running and 1,000 waiting requests on one core, whatever the number waiting. The prompts share a
 prefix of PROMPT_TOKENS, and the prefix cache takes in every block. The rows belong to --keys fairness keys, and with --churn one row
-ends, one is admitted and one arrives every step.
+ends, one is admitted and one arrives every step. --held measures something else: `schedule()` alone with so many prompts of 8,000 tokens
+that share half of them and wait for memory.
 """
 
 import argparse
@@ -64,6 +65,39 @@ def step_times(scheduler: ContinuousBatchScheduler, args: argparse.Namespace, nu
     return times
 
 
+def held_times(num_held: int, num_steps: int) -> list[float]:
+    """Processor seconds of `schedule()` while two requests decode and the others wait for memory."""
+    groups = (LayerGroup((0,), 1, 64, 2), LayerGroup((1, 2, 3, 4, 5), 1, 64, 2, window=512))
+    scheduler = ContinuousBatchScheduler(create_cache(KVLayout(groups, 16, num_slabs=200), CacheOptions()), SchedulerOptions())
+    times: list[float] = []
+
+    def add(name: str, prompt: list[int], max_tokens: int) -> None:
+        scheduler.add(ScheduledRequest(name, prompt, SamplingParams(max_tokens=max_tokens), arrival_time=0.0, fairness_key=name))
+
+    def step() -> None:
+        start = time.process_time()
+        plan = scheduler.schedule(0.0)
+        elapsed = time.process_time() - start
+        assert plan is not None
+        scheduler.update(plan, StepResult(0, [7] * len(plan)), {})
+        stats = scheduler.scheduler_stats()
+        if stats.waiting_by_reason.get("kv_blocks", 0) and not stats.num_prefilling:
+            times.append(elapsed)
+
+    beginning = list(range(4000))
+    add("first", [*beginning, 1], 1)
+    while scheduler.has_unfinished():
+        step()
+    for row in range(2):
+        add(f"row{row}", [row] * 400, num_steps)
+    step()
+    for index in range(num_held):
+        add(f"held{index}", beginning + [index] * 4000, 1)
+    for _ in range(num_steps // 2):
+        step()
+    return times
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--running", type=int, default=256)
@@ -73,7 +107,12 @@ def main() -> None:
     parser.add_argument("--policy", type=PolicyName, choices=list(PolicyName), default=PolicyName.FAIR)
     parser.add_argument("--keys", type=int, default=100)
     parser.add_argument("--churn", action="store_true")
+    parser.add_argument("--held", type=int)
     args = parser.parse_args()
+    if args.held:
+        times = held_times(args.held, args.steps)
+        print(f"{args.held} held at first: median {median(times) * 1e6:.0f} us of schedule() over {len(times)} steps that decode only")
+        return
     for num_waiting in args.waiting:
         scheduler = make_scheduler(args.running, args.steps, args.policy, args.prefix_cache)
         gc.collect()

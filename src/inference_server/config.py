@@ -22,12 +22,7 @@ EMBEDDED_MODEL = "embedded"
 # What this version can run, for the settings whose full range is not built yet. Anything else is refused by name, never ignored.
 AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
-        "backend": ("auto", "custom", "hf"),
-        "quantization": ("none",),
-        "eviction_policy": ("lru", "sink_lru"),
         "custom_backend_compile": (False,),
-        "cuda_graph_sizes": ((),),
-        "ple_offload": (False,),
         "telemetry_dir": (None,),
         "timeline_dir": (None,),
         "otlp_endpoint": (None,),
@@ -60,13 +55,14 @@ class Settings(BaseSettings):
         None, description="Where converted weights are kept; unset: inference-server in the user's cache folder"
     )
     backend: Literal["auto", "custom", "custom-cuda", "hf"] = Field(
-        "auto", description="auto, custom (hand-written forward), custom-cuda or hf (any transformers causal LM)"
+        "auto",
+        description="auto, custom (hand-written forward), custom-cuda (on CUDA or not at all) or hf (any transformers causal LM)",
     )
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto (CUDA, then MPS, then CPU), cpu, mps, cuda or cuda:N"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto, float32, bfloat16 or float16")
-    quantization: Literal["none", "int8"] = Field("none", description="none or int8")
+    quantization: Literal["none", "int8"] = Field("none", description="none, or int8: linear layers in int8, by output feature")
     load_format: Literal["auto", "dummy"] = Field("auto", description="auto (real weights) or dummy (random weights)")
     chat_template: FilePath | None = Field(None, description="Jinja file that replaces the model's own chat template")
     max_model_len: int | None = Field(None, gt=1, description="Longest prompt plus output in tokens; unset: the model's own limit")
@@ -87,7 +83,7 @@ class Settings(BaseSettings):
         PolicyName.FAIR, description="fair (equal shares between clients) or fcfs (first come, first served)"
     )
     eviction_policy: Literal["lru", "sink_lru", "h2o"] = Field(
-        "lru", description="Which cached prefixes go first: lru, sink_lru (the starts of prompts last) or h2o"
+        "lru", description="Which cached prefixes go first: lru, sink_lru (the starts of prompts last) or h2o (the least attended to)"
     )
     kv_cache_block_size: int = Field(16, gt=0, le=256, description="Tokens per KV block, a power of two")
     kv_cache_num_blocks: int | None = Field(None, gt=1, lt=2**31, description="Blocks of the KV pool; unset: by KV_CACHE_MEMORY_FRACTION")
@@ -96,8 +92,11 @@ class Settings(BaseSettings):
     )
     enable_prefix_cache: bool = Field(True, description="Reuse the KV of prompt prefixes that were computed before")
     custom_backend_compile: bool = Field(False, description="torch.compile the custom forward")
-    cuda_graph_sizes: Annotated[tuple[int, ...], NoDecode] = Field((), description="Batch sizes to capture as CUDA graphs, comma separated")
-    ple_offload: bool = Field(False, description="Keep per-layer embeddings in host memory")
+    cuda_graph_sizes: Annotated[tuple[Annotated[int, Field(ge=0)], ...], NoDecode] = Field(
+        (), description="Batch sizes to capture as CUDA graphs, comma separated; unset: 1 to 32, then every 8, then every 16; 0: none"
+    )
+    ple_offload: bool = Field(False, description="On CUDA, keep Gemma 4's per-layer embeddings in pinned host memory (custom backend)")
+    check_integrity: bool = Field(False, description="Debugging: recount all KV blocks when idle, and stop the engine if one is amiss")
     log_format: Literal["text", "json"] = Field("text", description="text or json (one object a line)")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
     telemetry_dir: Path | None = Field(None, description="Folder for per-request rows in SQLite; unset: none")
@@ -146,8 +145,14 @@ class Settings(BaseSettings):
             backend=self.backend,
             device=self.device,
             dtype=self.dtype,
+            quantization=self.quantization,
             load_format=self.load_format,
             max_batch_size=self.max_batch_size,
+            max_batched_tokens=self.max_batched_tokens,
+            max_model_len=self.max_model_len,
+            cuda_graph_sizes=self.cuda_graph_sizes,
+            ple_offload=self.ple_offload,
+            block_mass=self.enable_prefix_cache and self.eviction_policy == "h2o",
         )
 
     def cache_options(self) -> CacheOptions:
@@ -179,6 +184,7 @@ class Settings(BaseSettings):
             admission_deadline_s=self.admission_deadline_s,
             request_deadline_s=self.request_deadline_s,
             default_max_tokens=self.default_max_tokens,
+            check_integrity=self.check_integrity,
         )
 
     def api_options(self) -> ApiOptions:

@@ -18,7 +18,7 @@ from inference_server.tokenization.tokenizer import ByteTokenizer
 
 MARKERS = ["<|turn>", "<turn|>", "<|think|>", "<|channel>", "<channel|>", "<|tool>", "<tool|>"]
 MARKERS += ["<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>']
-FIRST_ID = ByteTokenizer.vocab_size
+FIRST_ID = ByteTokenizer().vocab_size
 
 GEMMA_TEMPLATE = """\
 {{ bos_token }}
@@ -71,8 +71,10 @@ QWEN_TEMPLATE = """\
 
 
 class MarkerTokenizer(ByteTokenizer):
-    vocab_size = FIRST_ID + len(MARKERS)
     eos_token_ids = (257, FIRST_ID + MARKERS.index("<turn|>"), FIRST_ID + MARKERS.index("<|tool_response>"))
+
+    def __init__(self) -> None:
+        super().__init__(FIRST_ID + len(MARKERS))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         ids = [self.bos_token_id] * (add_special_tokens or text.startswith("<bos>"))

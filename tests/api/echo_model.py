@@ -2,11 +2,13 @@
 
 import time
 from dataclasses import dataclass, field
+from math import inf
 from threading import Event
 
 from inference_server.config import Settings
 from inference_server.core.errors import StepFailedError
 from inference_server.core.kv_layout import KVLayout, LayerGroup
+from inference_server.core.logprobs import TokenLogprobs
 from inference_server.core.model_spec import GenerationDefaults, ModelSpec
 from inference_server.core.plan import StepPlan, StepResult, TokenMasks
 from inference_server.core.request import ScheduledRequest
@@ -20,7 +22,17 @@ from inference_server.tokenization.tokenizer import ByteTokenizer
 TOKENIZER = ByteTokenizer()
 MODEL_NAME = "test/echo"
 MAX_MODEL_LEN = 2048
-SPEC = ModelSpec("echo", TOKENIZER.vocab_size, MAX_MODEL_LEN, (LayerGroup((0,), 1, 1, 4),), "cpu", "int32", 0, free_bytes=0)
+SPEC = ModelSpec(
+    "echo",
+    TOKENIZER.vocab_size,
+    MAX_MODEL_LEN,
+    (LayerGroup((0,), 1, 1, 4),),
+    "cpu",
+    "int32",
+    0,
+    free_bytes=0,
+    supports_prompt_logprobs=True,
+)
 
 
 @dataclass
@@ -42,8 +54,16 @@ class EchoBackend:
     def launch(self, plan: StepPlan) -> StepResult:
         if self.failing:
             raise StepFailedError("a secret of the inside")
+        result = StepResult(plan.step_id, [])
         rows = zip(plan.requests, plan.starts, plan.num_new_tokens, plan.samples, strict=True)
-        return StepResult(plan.step_id, [self.token(request, start + new) if samples else -1 for request, start, new, samples in rows])
+        for row, (request, start, new, samples) in enumerate(rows):
+            result.token_ids.append(self.token(request, start + new) if samples else -1)
+            if samples and request.sampling.logprobs is not None:
+                result.logprobs[row] = score(result.token_ids[row], request.sampling.logprobs)
+            if request.sampling.prompt_logprobs is not None:
+                prompt = request.token_ids[: request.num_prompt_tokens]
+                result.prompt_logprobs[row] = [score(t, request.sampling.prompt_logprobs) for t in prompt[start + 1 : start + new + 1]]
+        return result
 
     def token(self, request: ScheduledRequest, position: int) -> int:
         return _echo(request, position)
@@ -56,6 +76,11 @@ class EchoBackend:
         return step
 
     def close(self) -> None: ...
+
+
+def score(token_id: int, number: int) -> TokenLogprobs:
+    """Spaces are impossible; the likeliest tokens are the token itself and those after it."""
+    return TokenLogprobs(token_id, -inf if token_id == ord(" ") else -0.5, tuple((token_id + i, -0.5 - i) for i in range(number)))
 
 
 def _echo(request: ScheduledRequest, position: int) -> int:

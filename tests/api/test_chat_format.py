@@ -13,7 +13,7 @@ def deltas(chat: ChatFormat, delta: OutputDelta) -> list[dict[str, Any]]:
 
 
 def test_the_parts_of_a_delta_in_order() -> None:
-    chat = ChatFormat("id", "m", 1, False)
+    chat = ChatFormat("id", "m", 1, False, 1, [None])
     piece = ToolCallDelta(0, "call_1", "f", "{")
     assert deltas(chat, OutputDelta("text", "thought", (piece,)))[1:] == [
         {"reasoning_content": "thought"},
@@ -26,7 +26,7 @@ def test_the_parts_of_a_delta_in_order() -> None:
 
 
 def test_a_call_that_broke_unseen_takes_no_number() -> None:
-    chat = ChatFormat("id", "m", 1, False)
+    chat = ChatFormat("id", "m", 1, False, 1, [None])
     broken = ToolCallDelta(0, state=CallState.BROKEN)
     assert deltas(chat, OutputDelta("markup", tool_calls=(broken,)))[1:] == [{"content": "markup"}]
     (chunk,) = deltas(chat, OutputDelta(tool_calls=(ToolCallDelta(1, "call_2", "g", "{}", CallState.COMPLETE),)))

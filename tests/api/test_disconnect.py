@@ -15,9 +15,9 @@ CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
 ENDLESS: dict[str, Any] = {"ignore_eos": True, "max_tokens": 1500}
 
 
-def open_request(server: TestServer, path: str, stream: bool) -> socket.socket:
+def open_request(server: TestServer, path: str, stream: bool, **fields: Any) -> socket.socket:
     prompt = {CHAT: {"messages": [{"role": "user", "content": "hi"}]}, TEXT: {"prompt": "hi"}, NATIVE: {"text": "hi"}}[path]
-    body = json.dumps({**prompt, **ENDLESS, "stream": stream}).encode()
+    body = json.dumps({**prompt, **ENDLESS, "stream": stream, **fields}).encode()
     host, port = server.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=10)
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -48,6 +48,17 @@ def test_a_client_that_waits_for_the_whole_answer_leaves(path: str) -> None:
         server.wait_for(lambda stats: stats["active_rows"] == 1 and stats["used_blocks"] > 0)
         connection.close()
         server.wait_until_free()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_a_client_of_many_choices_leaves(path: str, stream: bool) -> None:
+    with running(EchoBackend(step_s=0.005), max_batch_size=3, max_batched_tokens=64) as server:
+        connection = open_request(server, path, stream, n=8)
+        server.wait_for(lambda stats: stats["active_rows"] == 3 and stats["queue_depth"] == 5)
+        connection.close()
+        server.wait_until_free()
+        assert server.context.engine.num_open == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from threading import Event
 from typing import Any
 
 import httpx
@@ -9,11 +10,12 @@ import pytest
 from api_server import TestServer, parse_sse, running
 from echo_model import MODEL_NAME, TOKENIZER
 
-from inference_server.backends.fake_backend import FakeBackend
+from inference_server.backends.fake_backend import FakeBackend, FakeStep
 from inference_server.config import Settings
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import GenerationDefaults
 from inference_server.core.options import SchedulerOptions
+from inference_server.core.plan import StepPlan
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.cache_manager import CacheManager
@@ -21,7 +23,19 @@ from inference_server.scheduler.continuous_batching import ContinuousBatchSchedu
 from inference_server.tokenization.chat_template import ChatTemplate
 
 NUM_TOKENS = 40
-BACKEND = FakeBackend(supports_overlap=True)
+
+
+class GatedBackend(FakeBackend):
+    """Runs no step before the gate is open."""
+
+    gate = Event()
+
+    def launch(self, plan: StepPlan) -> FakeStep:
+        assert self.gate.wait(30)
+        return super().launch(plan)
+
+
+BACKEND = GatedBackend(supports_overlap=True)
 
 
 def load() -> LoadedModel:
@@ -53,7 +67,11 @@ def test_thirty_two_clients_get_the_right_tokens(fake_server: TestServer) -> Non
 
     async def run() -> list[str]:
         async with httpx.AsyncClient(base_url=fake_server.url, timeout=30, trust_env=False) as client:
-            return await asyncio.gather(*(ask(client, i, prompt) for i, prompt in enumerate(prompts)))
+            answers = asyncio.gather(*(ask(client, i, prompt) for i, prompt in enumerate(prompts)))
+            while fake_server.context.engine.num_open < len(prompts):
+                await asyncio.sleep(0.01)
+            BACKEND.gate.set()
+            return await answers
 
     texts = asyncio.run(run())
     assert texts == [TOKENIZER.decode(BACKEND.expected_tokens(TOKENIZER.encode(prompt), NUM_TOKENS)) for prompt in prompts]

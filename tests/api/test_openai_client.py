@@ -53,13 +53,24 @@ def test_completions(sync_client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in stream) == "b"
 
 
+def test_several_choices(sync_client: openai.OpenAI) -> None:
+    answer = sync_client.chat.completions.create(model=MODEL_NAME, messages=MESSAGES, n=3, temperature=0)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert [choice.message.content for choice in answer.choices] == [MESSAGES[0]["content"]] * 3
+    texts = [""] * 4
+    for chunk in sync_client.completions.create(model=MODEL_NAME, prompt=["one", "two"], n=2, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == ["one", "one", "two", "two"]
+
+
 def test_errors_arrive_as_the_clients_own(sync_client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         sync_client.chat.completions.create(model="other", messages=MESSAGES)
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as refused:
-        sync_client.chat.completions.create(model=MODEL_NAME, messages=MESSAGES, n=2)
-    assert (refused.value.param, refused.value.code) == ("n", "unsupported_parameter")
+        sync_client.chat.completions.create(model=MODEL_NAME, messages=MESSAGES, extra_body={"use_beam_search": True})
+    assert (refused.value.param, refused.value.code) == ("use_beam_search", "unsupported_parameter")
 
 
 def test_async_clients_side_by_side(server: TestServer) -> None:

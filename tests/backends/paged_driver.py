@@ -5,8 +5,11 @@ Block ids are shuffled, the whole arena starts as NaN, and a block that leaves t
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +21,21 @@ from inference_server.core.options import ModelOptions
 from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.sampling.token_rows import Sampled, SamplingRows
+from inference_server.kernels import reference
+from inference_server.kernels.cpu_ops import CpuOps
+from inference_server.kernels.ops import PLAIN, Epilogue, FusedLinear
+from inference_server.sampling.token_rows import Sampled, SamplingRows, TokenSampling
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def reference_with_products_of(ops: CpuOps) -> SimpleNamespace:
+    """The reference, but for the products: torch's own would round to bfloat16."""
+
+    def linear(weight: Tensor, epilogue: Epilogue = PLAIN) -> FusedLinear:
+        return replace(ops.linear(weight, epilogue), gated=reference.gated, add_norm=reference.add_norm)
+
+    return SimpleNamespace(**{**vars(reference), "linear": linear})
 
 
 class RecordingSampler:
@@ -34,8 +51,8 @@ class RecordingSampler:
         return Sampled(logits.argmax(-1))
 
 
-def options(max_batch_size: int = 16, dtype: str = "float32", device: str = "cpu") -> ModelOptions:
-    return ModelOptions("tiny", None, Path(), device=device, dtype=dtype, max_batch_size=max_batch_size)
+def options(max_batch_size: int = 16, dtype: str = "float32", device: str = "cpu", **more: Any) -> ModelOptions:
+    return ModelOptions("tiny", None, Path(), device=device, dtype=dtype, max_batch_size=max_batch_size, **more)
 
 
 class PagedDriver:
@@ -50,9 +67,14 @@ class PagedDriver:
         max_batch_size: int = 16,
         device: str = "cpu",
         dtype: str = "float32",
+        token_sampler: TokenSampling | None = None,
+        params: SamplingParams = GREEDY,
+        **more: Any,
     ) -> None:
         self.sampler = RecordingSampler()
-        self.backend = PagedBackend(options(max_batch_size, dtype, device), folder, open_checkpoint, self.sampler)
+        self.params = params
+        chosen = options(max_batch_size, dtype, device, **more)
+        self.backend = PagedBackend(chosen, folder, open_checkpoint, token_sampler or self.sampler)
         self.spec = self.backend.load()
         self.layout = KVLayout.from_num_blocks(self.spec.groups, block_size, num_blocks)
         self.backend.allocate(self.layout)
@@ -72,7 +94,7 @@ class PagedDriver:
 
     def request(self, prompt: Sequence[int], slot: int) -> ScheduledRequest:
         tables = [BlockTable() for _ in self.spec.groups]
-        return ScheduledRequest(f"r{slot}", list(prompt), SamplingParams(temperature=0.0), 0.0, slot=slot, block_tables=tables)
+        return ScheduledRequest(f"r{slot}", list(prompt), self.params, 0.0, slot=slot, block_tables=tables)
 
     def add(self, plan: StepPlan, request: ScheduledRequest, count: int) -> None:
         """Schedule the next `count` tokens of the request: drop what left the window, take the blocks that are missing."""

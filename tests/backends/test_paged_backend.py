@@ -3,20 +3,18 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from paged_driver import PagedDriver, RecordingSampler, options
+from paged_driver import PagedDriver, RecordingSampler, options, reference_with_products_of
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from inference_server.backends import paged_backend
+from inference_server.backends import model_loading
 from inference_server.backends.paged_backend import PagedBackend
 from inference_server.checkpoints.safetensors_reader import open_checkpoint
 from inference_server.core.errors import EngineDeadError, ModelLoadError, StepFailedError
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.plan import BlockCopy, StepPlan
-from inference_server.kernels import reference
 from inference_server.kernels.cpu_ops import CpuOps
 from inference_server.kernels.select_ops import select_ops
 
@@ -82,8 +80,8 @@ def test_alone_batched_and_overlapped_give_the_tokens_of_transformers(
 def test_the_attention_of_cuda_in_the_interpreter(folder: Path, prompts: list[list[int]], expected: list[list[int]]) -> None:
     pytest.importorskip("triton", reason="triton is not installed: its kernels exist on Linux only")
     driver = PagedDriver(folder)
-    assert driver.backend._batch is not None
-    driver.backend._batch._ops = select_ops(torch.device("cuda"), torch.float32)
+    assert driver.backend._runner is not None
+    driver.backend._runner._batch._ops = select_ops(torch.device("cuda"), torch.float32)
     assert driver.generate(prompts[3:6], 3, chunk=6) == [tokens[:3] for tokens in expected[3:6]]
 
 
@@ -105,7 +103,7 @@ def test_chunked_prefill_beside_decodes_gives_the_same_tokens(
 
 def test_compiled_operations_give_the_same_bits_alone_and_batched(folder: Path, prompts: list[list[int]]) -> None:
     alone, together = PagedDriver(folder, dtype="bfloat16"), PagedDriver(folder, seed=1, dtype="bfloat16")
-    if not isinstance(alone.backend._ops, CpuOps):
+    if not isinstance(alone.backend._model.ops, CpuOps):
         pytest.skip("nothing is compiled on this machine")
     prompts = [prompt[:1] for prompt in prompts]  # decoded from the start
     for prompt in prompts:
@@ -119,11 +117,10 @@ def test_compiled_operations_compute_what_the_reference_does(
     folder: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = PagedDriver(folder, dtype="bfloat16")
-    ops = compiled.backend._ops
+    ops = compiled.backend._model.ops
     if not isinstance(ops, CpuOps):
         pytest.skip("nothing is compiled on this machine")
-    same_products = SimpleNamespace(**{**vars(reference), "linear": ops.linear})  # torch's own would round to bfloat16
-    monkeypatch.setattr(paged_backend, "select_ops", lambda device, dtype: same_products)
+    monkeypatch.setattr(model_loading, "select_ops", lambda device, dtype: reference_with_products_of(ops))
     plain = PagedDriver(folder, dtype="bfloat16")
     for driver in (compiled, plain):
         driver.generate(prompts, 1, chunk=6)
@@ -194,6 +191,14 @@ def test_dummy_weights_need_no_checkpoint(folder: Path, tmp_path: Path) -> None:
     assert backend.load().num_parameters == PagedDriver(folder).spec.num_parameters
 
 
+def test_offloading_to_the_memory_that_the_device_uses_anyway_is_said_to_change_nothing(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    PagedBackend(replace(options(), ple_offload=True), folder, open_checkpoint, RecordingSampler()).load()
+    assert "PLE_OFFLOAD changes nothing on cpu" in caplog.text
+
+
 def test_an_arena_beyond_all_memory_is_one_line(folder: Path) -> None:
     backend = PagedBackend(options(), folder, open_checkpoint, RecordingSampler())
     layout = KVLayout.from_bytes(backend.load().groups, 16, 2**60)
@@ -225,7 +230,7 @@ def test_failures_of_a_step_are_told_apart(
     def fail(*_: object) -> None:
         raise failure
 
-    monkeypatch.setattr(driver.backend._model, "forward", fail)
+    monkeypatch.setattr(driver.backend._model.model, "forward", fail)
     plan = StepPlan(0)
     driver.add(plan, driver.request([1], 0), 1)
     with pytest.raises(becomes):

@@ -4,16 +4,14 @@ Their groups differ in heads and head size, layers without KV read another's, an
 """
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from paged_driver import PagedDriver
+from paged_driver import PagedDriver, reference_with_products_of
 from tiny_models import TINY
 from transformers import PreTrainedModel
 
-from inference_server.backends import paged_backend
-from inference_server.kernels import reference
+from inference_server.backends import model_loading
 from inference_server.kernels.cpu_ops import CpuOps
 
 NEW_TOKENS = 7
@@ -53,11 +51,10 @@ def test_alone_batched_chunked_resumed_and_overlapped_give_the_tokens_of_transfo
 def test_compiled_operations_compute_what_the_reference_does(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny(name, tmp_path)
     compiled = PagedDriver(tmp_path, dtype="bfloat16")
-    ops = compiled.backend._ops
+    ops = compiled.backend._model.ops
     if not isinstance(ops, CpuOps):
         pytest.skip("nothing is compiled on this machine")
-    same_products = SimpleNamespace(**{**vars(reference), "linear": ops.linear})  # torch's own would round to bfloat16
-    monkeypatch.setattr(paged_backend, "select_ops", lambda device, dtype: same_products)
+    monkeypatch.setattr(model_loading, "select_ops", lambda device, dtype: reference_with_products_of(ops))
     plain = PagedDriver(tmp_path, dtype="bfloat16")
     for driver in (compiled, plain):
         driver.generate(PROMPTS, 1, chunk=6)

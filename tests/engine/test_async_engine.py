@@ -4,7 +4,7 @@ import asyncio
 from time import monotonic
 
 import pytest
-from engine_fakes import RecordList, loaded, scheduler_of
+from engine_fakes import EchoBackend, RecordList, loaded, scheduler_of
 from engine_serving import asking, freed, held, serving, slow, text_of, until
 
 from inference_server.core.errors import (
@@ -12,10 +12,12 @@ from inference_server.core.errors import (
     OverloadedError,
     PromptTooLongError,
     RequestAbortedError,
+    StepFailedError,
 )
 from inference_server.core.generation import ChatPrompt, GenerationRequest
 from inference_server.core.options import EngineOptions
 from inference_server.core.outputs import OutputDelta
+from inference_server.core.plan import StepPlan
 from inference_server.core.request import FinishReason
 from inference_server.engine.request_stream import RequestStream
 
@@ -193,3 +195,71 @@ async def test_terminal_delta_comes_with_freed_blocks_under_load() -> None:
         await asyncio.gather(*(client(n) for n in range(100)))
         assert engine.num_open == 0
         assert engine.snapshot.cache.used_blocks == 0
+
+
+async def test_choices_come_in_one_stream_told_apart_by_index() -> None:
+    sink = RecordList()
+    async with serving(sink=sink) as engine:
+        stream = await engine.generate(asking("one two", n=3), asking("three", n=2))
+        texts, ends = [""] * 5, [0] * 5
+        async for delta in stream:
+            texts[delta.index] += delta.text
+            ends[delta.index] += delta.terminal
+        assert stream.exhausted
+        whole = await (await engine.generate(asking("one two", n=3), asking("three", n=2))).collect_choices()
+        await freed(engine)
+    assert texts == [choice.text for choice in whole] == ["one two"] * 3 + ["three"] * 2
+    assert ends == [1] * 5
+    assert [choice.index for choice in whole] == list(range(5))
+    assert len(sink.requests) == len({record.request_id for record in sink.requests}) == 10
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("num_read", [0, 1, 10])
+async def test_leaving_a_stream_drops_all_its_choices(num_read: int, overlap: bool) -> None:
+    sink = RecordList()
+    async with serving(loaded(slow(), scheduler_of(3), overlap=overlap), sink=sink) as engine:
+        stream = await engine.generate(asking("x" * 50, n=8, ignore_eos=True, max_tokens=500))
+        for _ in range(num_read):
+            await anext(stream)
+        await stream.aclose()
+        await stream.aclose()
+        assert [delta async for delta in stream] == []
+        await freed(engine)
+        assert await text_of(engine, "next") == "next"
+    assert [record.finish_reason for record in sink.requests] == [FinishReason.ABORT] * 8 + [FinishReason.STOP]
+
+
+async def test_every_choice_takes_a_place() -> None:
+    backend = held()
+    async with serving(loaded(backend, scheduler_of(4)), EngineOptions(max_queue_size=10)) as engine:
+        first = await engine.generate(asking("abc", n=7))
+        assert engine.num_open == 7
+        with pytest.raises(OverloadedError):
+            await engine.generate(asking("abc", n=4))
+        second = await engine.generate(asking("abc", n=3))
+        for number, requests in [("n", [asking("abc", n=11)]), ("prompt", [asking("abc", n=6), asking("abc", n=5)])]:
+            with pytest.raises(InvalidRequestError) as refused:
+                await engine.generate(*requests)
+            assert refused.value.param == number
+        assert engine.num_open == 10
+        backend.gate.set()
+        assert [choice.text for stream in (first, second) for choice in await stream.collect_choices()] == ["abc"] * 10
+        await freed(engine)
+        with pytest.raises(InvalidRequestError):
+            await engine.generate(asking("abc", n=3), asking(""))
+        assert engine.num_open == 0
+
+
+async def test_a_choice_that_fails_ends_all() -> None:
+    sink = RecordList()
+
+    def fail_late(plan: StepPlan) -> None:
+        if any(request.num_output_tokens == 3 for request in plan.requests):
+            raise StepFailedError("lost")
+
+    async with serving(loaded(EchoBackend(before_launch=fail_late), scheduler_of(2)), sink=sink) as engine:
+        with pytest.raises(StepFailedError):
+            await (await engine.generate(asking("x" * 50, n=5, ignore_eos=True, max_tokens=500))).collect_choices()
+        await freed(engine)
+    assert len(sink.requests) == 5

@@ -31,6 +31,17 @@ def test_every_request_gets_a_fresh_id_and_keeps_its_labels() -> None:
     assert labels == ("mine", "s", "f", "c", -1, 5.0)
 
 
+def test_choices_share_nothing_but_the_prompt_and_draw_with_seeds_in_a_row() -> None:
+    first, *others = processor().choices(GenerationRequest("hi", 5.0, n=3, seed=2**63 - 2, client_id="mine"))
+    assert [choice.sampling.seed for choice in (first, *others)] == [2**63 - 2, 2**63 - 1, 0]
+    assert len({choice.request_id for choice in (first, *others)}) == 3
+    for other in others:
+        assert (other.token_ids, other.client_id, other.num_prompt_tokens) == (first.token_ids, "mine", 3)
+        assert other.token_ids is not first.token_ids and other.block_tables is not first.block_tables
+    unseeded = processor().choices(GenerationRequest("hi", 5.0, n=2))
+    assert unseeded[1].sampling.seed == (unseeded[0].sampling.seed + 1) % 2**63
+
+
 @pytest.mark.parametrize(
     ("prompt_tokens", "asked", "default", "expected"),
     [(10, 7, None, 7), (10, 500, None, 90), (10, None, None, 20), (10, None, 16, 16), (90, None, None, 10), (99, 5, None, 1)],
@@ -47,9 +58,9 @@ def test_a_prompt_without_room_for_one_token_is_refused() -> None:
 
 
 def test_sampling_takes_the_models_defaults_only_where_none_is_asked() -> None:
-    defaults = GenerationDefaults(temperature=0.7, top_p=0.9, top_k=64, min_p=0.1)
+    defaults = GenerationDefaults(temperature=0.7, top_p=0.9, top_k=64, min_p=0.1, repetition_penalty=1.05)
     own = processor(defaults).process(GenerationRequest("a", 0.0, temperature=0.0, top_k=0)).sampling
-    assert (own.temperature, own.top_p, own.top_k, own.min_p) == (0.0, 0.9, 0, 0.1)
+    assert (own.temperature, own.top_p, own.top_k, own.min_p, own.repetition_penalty) == (0.0, 0.9, 0, 0.1, 1.05)
 
 
 def test_only_the_answer_of_a_plain_dialogue_loses_its_leading_space() -> None:

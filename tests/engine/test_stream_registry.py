@@ -20,9 +20,9 @@ def anyio_backend() -> str:
 
 async def read(registry: StreamRegistry, number: int, steps: int) -> list[list[OutputDelta]]:
     """The deltas that waiting readers get of `steps` quick steps, the last of them terminal."""
-    streams = [RequestStream(f"r{n}", lambda request_id: None) for n in range(number)]
+    streams = [RequestStream([f"r{n}"], lambda request_id: None) for n in range(number)]
     for stream in streams:
-        registry.take_place()
+        registry.take_places()
         registry.open(stream)
 
     async def reader(stream: RequestStream) -> list[OutputDelta]:
@@ -31,7 +31,7 @@ async def read(registry: StreamRegistry, number: int, steps: int) -> list[list[O
     readers = [asyncio.create_task(reader(stream)) for stream in streams]
     for step in range(steps):
         end = FinishReason.STOP if step == steps - 1 else None
-        deltas = {s.request_id: OutputDelta(text=f"{step},", token_ids=[step], finish_reason=end) for s in streams}
+        deltas = {s.request_ids[0]: OutputDelta(text=f"{step},", token_ids=[step], finish_reason=end) for s in streams}
         await asyncio.to_thread(registry.hand_over, deltas)
         for _ in range(3):
             await asyncio.sleep(0)
@@ -53,22 +53,22 @@ async def test_deltas_are_merged_above_64_streams_alone(number: int, crowded: bo
 async def test_sleeping_readers_are_woken_without_another_step() -> None:
     registry = StreamRegistry()
     registry.bind(asyncio.get_running_loop())
-    streams = [RequestStream(f"r{n}", lambda request_id: None) for n in range(70)]
+    streams = [RequestStream([f"r{n}"], lambda request_id: None) for n in range(70)]
     for stream in streams:
-        registry.take_place()
+        registry.take_places()
         registry.open(stream)
     for text in ("first", "second"):
         waiting = [asyncio.create_task(anext(stream)) for stream in streams]
         await asyncio.sleep(0)
-        registry.hand_over({stream.request_id: OutputDelta(text=text) for stream in streams})
+        registry.hand_over({stream.request_ids[0]: OutputDelta(text=text) for stream in streams})
         assert {d.text for d in await asyncio.wait_for(asyncio.gather(*waiting), 1)} == {text}
 
 
 async def test_close_all_ends_each_stream_once_and_quiet_follows() -> None:
     registry = StreamRegistry()
     registry.bind(asyncio.get_running_loop())
-    stream = RequestStream("r", lambda request_id: None)
-    registry.take_place()
+    stream = RequestStream(["r"], lambda request_id: None)
+    registry.take_places()
     registry.open(stream)
     waiting = asyncio.create_task(registry.wait_quiet())
     registry.close_all(lambda: RequestAbortedError("over"))
@@ -83,8 +83,8 @@ async def test_close_all_ends_each_stream_once_and_quiet_follows() -> None:
 @pytest.mark.parametrize(("end", "aborts"), [(None, ["r"]), (FinishReason.STOP, [])])
 async def test_leaving_aborts_once_what_has_not_ended(end: FinishReason | None, aborts: list[str]) -> None:
     seen: list[str] = []
-    stream = RequestStream("r", seen.append)
-    stream.push(OutputDelta(text="a", finish_reason=end))
+    stream = RequestStream(["r"], seen.append)
+    stream.push("r", OutputDelta(text="a", finish_reason=end))
     async with stream:
         pass
     await stream.aclose()

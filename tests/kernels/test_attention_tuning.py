@@ -18,7 +18,7 @@ LAUNCH = DecodeLaunch(block_n=32, num_warps=4, num_stages=2, programs=132, min_k
         (32, 8192, (8, 64)),  # long rows: more parts, since their ends even out
         (256, 512, (1, 1024)),  # the rows fill the card
         (256, 8192, (8, 1024)),
-        (256, 131_072, (32, 1024)),  # no more parts than memory is meant for
+        (256, 131_072, (16, 1024)),  # no more parts than memory is meant for
         (10_000, 131_072, (1, 1024)),
     ],
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from inference_server.kernels import cpu_jit, reference
 from inference_server.kernels.cpu_ops import CpuOps, compile_cpu_ops
-from inference_server.kernels.ops import Activation, KVSlots
+from inference_server.kernels.ops import Activation, AddNorm, KVSlots
 from inference_server.kernels.step_rows import StepRows
 
 BF16 = torch.bfloat16
@@ -69,10 +69,11 @@ def test_rms_norm(ops: CpuOps, rows: int, size: int) -> None:
 @pytest.mark.parametrize("rows, size", [(1, 640), (3, 7), (17, 100)])
 @pytest.mark.parametrize("scale", [1.0, 0.7])
 @pytest.mark.parametrize("with_next", [True, False])
-def test_add_rms_norm(ops: CpuOps, rows: int, size: int, scale: float, with_next: bool) -> None:
-    residual, x, weight, following = random(rows, size), random(rows, size, seed=1), random(size, seed=2), random(size, seed=3)
-    arguments = residual, x, weight, following if with_next else None, 1e-6, scale
-    for result, expected in zip(ops.add_rms_norm(*arguments), reference.add_rms_norm(*arguments), strict=True):
+@pytest.mark.parametrize("with_stream, with_post", [(True, True), (True, False), (False, False)])
+def test_add_norm(ops: CpuOps, rows: int, size: int, scale: float, with_next: bool, with_stream: bool, with_post: bool) -> None:
+    post, pre = random(size, seed=2) if with_post else None, random(size, seed=3) if with_next else None
+    arguments = random(rows, size) if with_stream else None, random(rows, size, seed=1), AddNorm(post, pre, 1e-6, scale)
+    for result, expected in zip(ops.add_norm(*arguments), reference.add_norm(*arguments), strict=True):
         torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-5)
 
 
@@ -138,6 +139,15 @@ def test_large_scores_do_not_overflow(ops: CpuOps) -> None:
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)
 
 
+def test_block_mass_is_the_references_and_costs_the_output_nothing(ops: CpuOps) -> None:
+    cache, q = Cache([(1, 40), (1, 3), (5, 21)], 2, 16, 4), random(7, 4, 16)
+    step, masses = (cache.tables, cache.rows, None, cache.block_size), [torch.zeros(len(cache.key)) for _ in range(2)]
+    binds = ops.bind_attention, reference.bind_attention
+    outputs = [bind(*step, mass)(q, cache.key, cache.value, 0.3) for bind, mass in zip(binds, masses, strict=True)]
+    assert outputs[0].equal(cache.attend(ops, q)[0]) and outputs[1].equal(cache.attend(ops, q)[1])
+    assert masses[0].equal(masses[1]) and masses[0].sum().item() == pytest.approx(2 * 4)
+
+
 def test_decode_attention_is_the_same_bits_in_every_batch_and_thread_count(ops: CpuOps, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = [40, 3, 30, 21]
     cache, q = Cache([(1, length) for length in lengths], 1, 64, 4, window=20), random(4, 4, 64)
@@ -158,8 +168,9 @@ def test_decode_attention_is_the_same_bits_in_every_batch_and_thread_count(ops: 
 
 def test_rows_do_not_depend_on_their_batch(ops: CpuOps) -> None:
     x, weight = random(9, 640), random(640, seed=1)
-    alone = [ops.add_rms_norm(row[None], row[None], weight, weight, 1e-6)[1] for row in x]
-    assert torch.equal(ops.add_rms_norm(x, x.clone(), weight, weight, 1e-6)[1], torch.cat(alone))
+    norm = AddNorm(weight, weight, 1e-6)
+    alone = [ops.add_norm(row[None], row[None], norm)[1] for row in x]
+    assert torch.equal(ops.add_norm(x, x.clone(), norm)[1], torch.cat(alone))
     assert torch.equal(ops.gated(x, Activation.GELU_TANH), torch.cat([ops.gated(row[None], Activation.GELU_TANH) for row in x]))
 
 

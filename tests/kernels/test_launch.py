@@ -8,6 +8,7 @@ import torch
 from inference_server.kernels import launch
 from inference_server.kernels.launch import TABLE_PATH, LaunchConfig, tuning
 
+DEFAULT = LaunchConfig(1, 64, 1)
 CUDA = torch.device("cuda")
 
 
@@ -18,18 +19,18 @@ def table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("table")
-@pytest.mark.parametrize("n, expected", [(24, LaunchConfig(16, 32, 4, 2, 1)), (8, None), (9, None)])
+@pytest.mark.parametrize("n, expected", [(24, LaunchConfig(16, 32, 4, 2, 1)), (8, None), (9, DEFAULT)])
 def test_lookup(n: int, expected: LaunchConfig | None) -> None:
-    assert tuning("op", n, 32, CUDA) == expected
+    assert tuning("op", n, 32, CUDA, DEFAULT) == expected
 
 
 def test_an_unknown_card_was_not_measured(table: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_card", lambda device: "another")
-    assert tuning("op", 24, 32, CUDA) is None
+    assert tuning("op", 24, 32, CUDA, DEFAULT) is DEFAULT
 
 
 def test_a_cpu_has_no_table_and_no_overlap() -> None:
-    assert tuning("op", 24, 32, torch.device("cpu")) is None
+    assert tuning("op", 24, 32, torch.device("cpu"), DEFAULT) is DEFAULT
     assert not launch.overlaps_launches(torch.device("cpu"))
 
 

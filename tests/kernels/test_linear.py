@@ -2,17 +2,19 @@
 
 import pytest
 import torch
-from triton_cases import assert_near, norm_weight, randn, weights
+from triton_cases import assert_near, exact_after, exact_linear, norm_weight, randn, weights
 
-from inference_server.kernels import linear
-from inference_server.kernels.activations import Activation
-from inference_server.kernels.fused_norm import AddNorm, add_norm, reference_add_norm
-from inference_server.kernels.gemv import Epilogue, few_rows, one_row, reference_linear, reference_norm_linear
+from inference_server.kernels import linear, reference
+from inference_server.kernels.few_rows import few_rows
+from inference_server.kernels.fused_norm import add_norm
 from inference_server.kernels.launch import LaunchConfig
-from inference_server.kernels.linear import fused_linear, norm_linear, operation, split_linear
+from inference_server.kernels.linear import TritonLinear, operation
+from inference_server.kernels.one_row import one_row
+from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Epilogue
+from inference_server.kernels.quantize import quantize_weight
 
 BF16, FP32 = torch.bfloat16, torch.float32
-PLAIN = Epilogue()
+PARTIAL = Epilogue(partial=True)
 EPILOGUES = [
     PLAIN,
     Epilogue(Activation.GELU_TANH, gated=True),
@@ -35,8 +37,8 @@ ADD_NORM = [
 def test_shapes_that_fill_no_block(rows: int, n: int, k: int, epilogue: Epilogue) -> None:
     torch.manual_seed(n)
     x, weight = randn(rows, k), weights(n * (2 if epilogue.gated else 1), k)
-    expected = reference_linear(x, weight, epilogue)
-    assert_near(fused_linear(x, weight, epilogue), expected)
+    expected = exact_linear(x, weight, epilogue)
+    assert_near(TritonLinear(weight, epilogue, weight.dtype)(x), expected)
     assert_near(few_rows(x, weight, epilogue, None, CONFIG), expected)
 
 
@@ -45,8 +47,8 @@ def test_a_factor_may_be_a_slice_of_a_wider_tensor(rows: int) -> None:
     torch.manual_seed(0)
     x, weight, epilogue = randn(rows, 32), weights(24, 32), Epilogue(Activation.GELU_TANH)
     factor = randn(rows, 3, 24)[:, 1]
-    expected = reference_linear(x, weight, epilogue, factor)
-    assert_near(fused_linear(x, weight, epilogue, factor), expected)
+    expected = exact_linear(x, weight, epilogue, factor)
+    assert_near(TritonLinear(weight, epilogue, weight.dtype)(x, factor), expected)
     assert_near(few_rows(x, weight, epilogue, factor, CONFIG), expected)
 
 
@@ -58,12 +60,31 @@ def test_the_norm_before_a_layer(rows: int, residual: bool, post: bool, pre: boo
     x, weight = randn(rows, k), weights(40, k)
     before = randn(rows, k) if residual else None
     norm = AddNorm(norm_weight(k) if post else None, norm_weight(k) if pre else None, 1e-6, scale)
-    results = [norm_linear(x, before, norm, weight, epilogue)]
+    results = [TritonLinear(weight, epilogue, weight.dtype).after(before, x, norm)]
     if rows == 1:
-        results.append(one_row(x, before, norm, weight, epilogue, None))
+        results.append(one_row(before, x, norm, weight, epilogue, None, CONFIG))
     for got in results:
-        for mine, expected in zip(got, reference_norm_linear(x, before, norm, weight, epilogue), strict=True):
+        for mine, expected in zip(got, exact_after(before, x, norm, weight, epilogue), strict=True):
             assert_near(mine, expected)
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("rows", [1, 3, 17])
+def test_an_int8_weight(rows: int, epilogue: Epilogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By our kernels or, of many rows, by the library on a widened copy; the norm goes along for one row."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(linear, "MAX_FEW_ROWS", 16)
+    n, k = 24, 48
+    quantized = quantize_weight(weights(n * (2 if epilogue.gated else 1), k))
+    exact = quantized.values * quantized.scales[:, None]
+    x, residual, norm = randn(rows, k), randn(rows, k), AddNorm(norm_weight(k), norm_weight(k), 1e-6)
+    layer = TritonLinear(quantized.values, epilogue, FP32, quantized.scales)
+    assert_near(layer(x), exact_linear(x, exact, epilogue))
+    if rows == 1:
+        monkeypatch.setattr(TritonLinear, "_tuning", lambda *_: CONFIG)
+    for mine, expected in zip(layer.after(residual, x, norm), exact_after(residual, x, norm, exact, epilogue), strict=True):
+        assert_near(mine, expected)
+    assert_near(layer.rows(torch.tensor([3, 0], device=x.device)), exact[[3, 0]])
 
 
 @pytest.mark.parametrize("config", [LaunchConfig(1, 64, 1, 1), LaunchConfig(4, 16, 2, 1), LaunchConfig(16, 32, 4, 1)])
@@ -72,9 +93,18 @@ def test_one_row_in_bfloat16_whatever_the_block_sizes(config: LaunchConfig) -> N
     k, epilogue = 96, Epilogue(Activation.GELU_TANH, gated=True)
     x, residual, weight = randn(1, k, dtype=BF16), randn(1, k, dtype=BF16), weights(36, k, BF16)
     norm = AddNorm(norm_weight(k), norm_weight(k), 1e-6, 0.9)
-    got = one_row(x, residual, norm, weight, epilogue, None, config)
-    for mine, expected in zip(got, reference_norm_linear(x, residual, norm, weight, epilogue), strict=True):
+    got = one_row(residual, x, norm, weight, epilogue, None, config)
+    for mine, expected in zip(got, exact_after(residual, x, norm, weight, epilogue), strict=True):
         assert_near(mine, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_float16(rows: int) -> None:
+    torch.manual_seed(0)
+    x, weight = randn(rows, 48, dtype=torch.float16), weights(40, 48, torch.float16)
+    layer = TritonLinear(weight, EPILOGUES[3], torch.float16)
+    assert (layer(x) - exact_linear(x, weight, EPILOGUES[3])).abs().max() < 1e-3
+    assert_near(few_rows(x, weight, PLAIN, None, CONFIG), exact_linear(x, weight))
 
 
 def test_a_row_of_few_does_not_depend_on_the_others() -> None:
@@ -86,30 +116,38 @@ def test_a_row_of_few_does_not_depend_on_the_others() -> None:
 
 
 def test_operations_are_named_by_rows_norm_and_gate() -> None:
-    norm, gated = AddNorm(None, None, 1e-6), Epilogue(gated=True)
-    assert operation(1, gated, norm) == "one row norm gated"
+    gated = Epilogue(gated=True)
+    assert operation(1, gated, norm=True) == "one row norm gated"
     assert operation(1, PLAIN) == "one row"
-    assert operation(5, gated, norm) == "16 rows gated"
-    assert operation(17, PLAIN) == "32 rows"
+    assert operation(5, gated) == "16 rows gated"
+    assert operation(17, PARTIAL, split=True) == "32 rows split"
+    assert operation(1, gated, norm=True, int8=True) == "int8 one row norm gated"
 
 
 def test_sums_left_in_parts_are_added_by_the_norm() -> None:
     torch.manual_seed(0)
     x, weight, residual = randn(5, 96), weights(40, 96), randn(5, 40)
     norm = AddNorm(norm_weight(40), norm_weight(40), 1e-6, 0.9)
-    parts = few_rows(x, weight, PLAIN, None, LaunchConfig(16, 16, 4, 2, splits=4))  # the last part is shorter: 96 = 3 * 32
+    parts = few_rows(x, weight, PARTIAL, None, LaunchConfig(16, 16, 4, 2, splits=4))  # the last part is shorter: 96 = 3 * 32
     assert parts.shape == (4, 5, 40) and parts.dtype is FP32
-    for mine, expected in zip(add_norm(parts, residual, norm), reference_add_norm(x @ weight.T, residual, norm), strict=True):
+    for mine, expected in zip(add_norm(residual, parts, norm), reference.add_norm(residual, x @ weight.T, norm), strict=True):
         assert_near(mine, expected)
 
 
 def test_only_a_plain_product_is_left_in_parts() -> None:
-    with pytest.raises(ValueError, match="partial sums"):
+    with pytest.raises(ValueError, match="cannot be left in partial sums"):
         few_rows(randn(2, 32), weights(16, 32), EPILOGUES[1], None, LaunchConfig(16, 16, 4, 2, splits=2))
 
 
 @pytest.mark.parametrize(
-    "rows, measured, expected", [(1, False, "one_row"), (8, False, "library_linear"), (8, True, "few_rows"), (65, True, "library_linear")]
+    "rows, measured, expected",
+    [
+        (1, True, "one_row"),
+        (1, False, "library_linear"),
+        (8, True, "few_rows"),
+        (8, False, "library_linear"),
+        (65, True, "library_linear"),
+    ],
 )
 def test_a_few_rows_take_our_kernel_where_it_was_faster(rows: int, measured: bool, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert way_taken(rows, CONFIG if measured else None, monkeypatch) == expected
@@ -121,7 +159,7 @@ def way_taken(rows: int, choice: LaunchConfig | None, monkeypatch: pytest.Monkey
     monkeypatch.setattr(linear, "tuning", lambda *_: choice)
     for way in ("one_row", "few_rows", "library_linear"):
         monkeypatch.setattr(linear, way, lambda *_, way=way: taken.append(way) or (None, None))
-    linear.fused_linear(torch.zeros(rows, 32), torch.zeros(24, 32))
+    TritonLinear(torch.zeros(24, 32, dtype=BF16), PLAIN, BF16)(torch.zeros(rows, 32))
     return taken[0]
 
 
@@ -131,13 +169,25 @@ def way_taken(rows: int, choice: LaunchConfig | None, monkeypatch: pytest.Monkey
 def test_real_shapes(rows: int, n: int, k: int) -> None:
     torch.manual_seed(0)
     x, weight = randn(rows, k, dtype=BF16), weights(n, k, BF16)
-    assert_near(fused_linear(x, weight), reference_linear(x, weight, PLAIN))
+    assert_near(TritonLinear(weight, PLAIN, weight.dtype)(x), exact_linear(x, weight))
     if n % 2 == 0 and rows <= 64:
-        assert_near(fused_linear(x, weight, EPILOGUES[1]), reference_linear(x, weight, EPILOGUES[1]))
+        assert_near(TritonLinear(weight, EPILOGUES[1], weight.dtype)(x), exact_linear(x, weight, EPILOGUES[1]))
     residual, norm = randn(rows, k, dtype=BF16), AddNorm(norm_weight(k), norm_weight(k), 1e-6, 0.9)
-    for mine, expected in zip(norm_linear(x, residual, norm, weight), reference_norm_linear(x, residual, norm, weight, PLAIN), strict=True):
+    for mine, expected in zip(
+        TritonLinear(weight, PLAIN, weight.dtype).after(residual, x, norm), exact_after(residual, x, norm, weight), strict=True
+    ):
         assert_near(mine, expected)
-    after = AddNorm(norm_weight(n), None, 1e-6)
-    stream = randn(rows, n, dtype=BF16)
-    expected_sum = reference_add_norm(reference_linear(x, weight, PLAIN), stream, after)[0]
-    assert_near(add_norm(split_linear(x, weight), stream, after)[0], expected_sum)
+    after, stream = AddNorm(norm_weight(n), None, 1e-6), randn(rows, n, dtype=BF16)
+    expected_sum = reference.add_norm(stream, exact_linear(x, weight), after)[0]
+    assert_near(add_norm(stream, TritonLinear(weight, PARTIAL, weight.dtype)(x), after)[0], expected_sum)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 2, 16, 32, 64, 100])
+@pytest.mark.parametrize("n, k", [(2560, 1536), (256, 1536), (1536, 256), (1536, 12288)])
+@pytest.mark.parametrize("epilogue", [PLAIN, EPILOGUES[1]])
+def test_real_shapes_in_int8(rows: int, n: int, k: int, epilogue: Epilogue) -> None:
+    torch.manual_seed(0)
+    quantized = quantize_weight(weights(n * (2 if epilogue.gated else 1), k, BF16))
+    x, exact = randn(rows, k, dtype=BF16), quantized.values * quantized.scales[:, None]
+    assert_near(TritonLinear(quantized.values, epilogue, BF16, quantized.scales)(x), exact_linear(x, exact, epilogue))

@@ -8,6 +8,7 @@ from torch import Tensor
 from inference_server.kernels import reference
 from inference_server.kernels.ops import Activation
 from inference_server.kernels.reference import moe_experts, paged_attention, rms_norm, rope, route
+from inference_server.kernels.step_rows import StepRows
 
 BLOCK = 4
 HEAD_DIM = 8
@@ -74,6 +75,27 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
             None,
         )
         torch.testing.assert_close(alone, together[start : start + n], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("pack_keys", [2048, 32])
+def test_block_mass_is_what_single_token_rows_attend_to(monkeypatch: pytest.MonkeyPatch, pack_keys: int) -> None:
+    monkeypatch.setattr(reference, "PACK_KEYS", pack_keys)
+    case = Case([(1, 9), (1, 31), (1, 1), (1, 12), (6, 14)], 4, 2, None)
+    starts, lengths = case.cu_seqlens_q.tolist(), case.seq_lens.tolist()
+    rows = StepRows(starts, lengths, case.cu_seqlens_q, case.seq_lens, num_single=4)
+    expected = torch.zeros(len(case.key), dtype=torch.float64)
+    for row in range(4):
+        for head in range(4):
+            weights = (case.keys[row][:, head // 2].double() @ case.q[row, head].double() * case.scale).softmax(0)
+            for position, weight in enumerate(weights):
+                expected[case.block_tables[row, position // BLOCK]] += weight
+    mass = torch.zeros(len(case.key))
+    attention = reference.bind_attention(case.block_tables, rows, None, BLOCK, mass)
+    out = attention(case.q, case.key, case.value, case.scale)
+    torch.testing.assert_close(mass.double(), expected, atol=1e-5, rtol=1e-5)
+    assert out.equal(case.reference())
+    attention(case.q, case.key, case.value, case.scale)
+    torch.testing.assert_close(mass.double(), 2 * expected, atol=1e-5, rtol=1e-5)
 
 
 def test_rms_norm_is_computed_in_fp32_and_rounded_once() -> None:

@@ -1,65 +1,79 @@
-"""Norms, rotation and KV write in one launch, into strided views of a poisoned arena, against the separate operations."""
+"""Rotary angles; norms, rotation and KV write in one launch, into strided views of a poisoned arena. Against the reference."""
 
 import pytest
 import torch
 from triton_cases import DEVICE, assert_near, norm_weight, randn
 
-from inference_server.kernels.rope_kv import HeadNorms, LayerCache, reference_rope_kv, rope_kv
+from inference_server.kernels import reference
+from inference_server.kernels.ops import KVSlots
+from inference_server.kernels.rope_kv import norm_rotate_store, rotary_angles
 
 BLOCK = 4
 
 
-def angles(tokens: int, head_dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    angle = randn(tokens, head_dim // 2)
-    return angle.cos().to(dtype), angle.sin().to(dtype)
-
-
-def layer_cache(slots: torch.Tensor, kv_heads: int, head_dim: int, dtype: torch.dtype) -> LayerCache:
+def cache_slots(slots: torch.Tensor, kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVSlots:
     """Layer 1 of a group of three, as `KVTensors` cuts it out of the arena; what nobody wrote is NaN."""
     blocks = int(slots.max()) // BLOCK + 2
     arena = torch.full((blocks, 3, 2, BLOCK, kv_heads, head_dim), torch.nan, dtype=dtype, device=DEVICE)
-    return LayerCache(arena[:, 1, 0], arena[:, 1, 1], slots)
+    return KVSlots(arena[:, 1, 0], arena[:, 1, 1], slots)
 
 
-def check(tokens: int, heads: int, kv_heads: int, head_dim: int, norms: HeadNorms, dtype: torch.dtype, value_is_key: bool = False) -> None:
-    parts = heads + kv_heads * (1 if value_is_key else 2)
+def check(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, norm_v: bool, values_are_keys: bool = False) -> None:
+    parts = heads + kv_heads * (1 if values_are_keys else 2)
     qkv = randn(tokens, parts * head_dim + 8, dtype=dtype)[:, : parts * head_dim]  # rows at a stride of their own
-    cos, sin = angles(tokens, head_dim, dtype)
-    slots = torch.randperm(3 * tokens, device=DEVICE)[:tokens] + BLOCK
-    if tokens > 2:
-        slots[1] = -1
-    mine, expected = (layer_cache(slots, kv_heads, head_dim, dtype) if kv_heads else None for _ in range(2))
-    q = rope_kv(qkv, cos, sin, heads, norms, mine, value_is_key=value_is_key)
-    assert_near(q, reference_rope_kv(qkv, cos, sin, heads, norms, expected, value_is_key=value_is_key))
+    angle = randn(tokens, head_dim // 2)
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    weight = torch.stack([norm_weight(head_dim) for _ in range(heads + kv_heads * (2 if norm_v else 1))])
+    mapping = torch.randperm(3 * tokens, device=DEVICE)[:tokens] + BLOCK
+    mine, expected = (cache_slots(mapping, kv_heads, head_dim, dtype) if kv_heads else None for _ in range(2))
+    q = norm_rotate_store(qkv, weight, 1e-6, cos, sin, mine, values_are_keys)
+    wide = (qkv.float(), weight, 1e-6, cos.float(), sin.float(), expected, values_are_keys)
+    assert_near(q, reference.norm_rotate_store(*wide).to(dtype))
     if mine and expected:
-        for got, reference in ((mine.key, expected.key), (mine.value, expected.value)):
-            assert got.isnan().equal(reference.isnan())
-            assert_near(got.nan_to_num(), reference.nan_to_num())
+        for got, wanted in ((mine.key, expected.key), (mine.value, expected.value)):
+            assert got.isnan().equal(wanted.isnan())
+            assert_near(got.nan_to_num(), wanted.nan_to_num())
 
 
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("heads, kv_heads, head_dim", [(2, 1, 8), (4, 2, 16), (3, 3, 4), (4, 0, 8)])
-def test_gemma4(tokens: int, heads: int, kv_heads: int, head_dim: int) -> None:
+@pytest.mark.parametrize("norm_values", [False, True])
+def test_heads(tokens: int, heads: int, kv_heads: int, head_dim: int, norm_values: bool) -> None:
     torch.manual_seed(0)
-    norms = HeadNorms(norm_weight(head_dim), norm_weight(head_dim) if kv_heads else None, kv_heads > 0, 1e-6)
-    check(tokens, heads, kv_heads, head_dim, norms, torch.float32)
+    check(tokens, heads, kv_heads, head_dim, torch.float32, norm_values)
 
 
 def test_the_raw_key_as_value() -> None:
     torch.manual_seed(0)
-    check(5, 4, 2, 8, HeadNorms(norm_weight(8), norm_weight(8), True, 1e-6), torch.float32, value_is_key=True)
+    check(5, 4, 2, 8, torch.float32, norm_v=True, values_are_keys=True)
 
 
-@pytest.mark.parametrize("normed", [False, True])
-def test_families_without_a_norm_of_v_or_of_anything(normed: bool) -> None:
+def test_bfloat16() -> None:
     torch.manual_seed(0)
-    norms = HeadNorms(norm_weight(8), norm_weight(8), False, 1e-6) if normed else HeadNorms(None, None, False, 1e-6)
-    check(3, 4, 2, 8, norms, torch.bfloat16)
+    check(3, 4, 2, 8, torch.bfloat16, norm_v=False)
+
+
+def test_a_token_without_a_slot_is_not_stored() -> None:
+    torch.manual_seed(0)
+    slots = cache_slots(torch.tensor([5, -1, 9], device=DEVICE), 1, 8, torch.float32)
+    angle = randn(3, 4)
+    q = norm_rotate_store(randn(3, 3 * 8), norm_weight(8).repeat(2, 1), 1e-6, angle.cos(), angle.sin(), slots)
+    written = ~slots.key.isnan().all(-1).flatten()
+    assert written.nonzero().flatten().tolist() == [5, 9] and not q.isnan().any()
 
 
 def test_a_head_dim_that_is_no_power_of_two_is_refused() -> None:
     with pytest.raises(ValueError, match="power of two"):
-        rope_kv(randn(1, 24), *angles(1, 12, torch.float32), 2, HeadNorms(None, None, False, 1e-6), None)
+        norm_rotate_store(randn(1, 24), norm_weight(12).repeat(2, 1), 1e-6, randn(1, 6), randn(1, 6), None)
+
+
+@pytest.mark.parametrize("half", [4, 12])
+def test_angles(half: int) -> None:
+    positions, frequencies = torch.tensor([0, 1, 77, 131071], device=DEVICE), 1e4 ** -torch.linspace(0, 1, half, device=DEVICE)
+    for mine, expected in zip(
+        rotary_angles(positions, frequencies, torch.float32), reference.rotary_angles(positions, frequencies, torch.float32), strict=True
+    ):
+        torch.testing.assert_close(mine, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.gpu
@@ -67,5 +81,4 @@ def test_a_head_dim_that_is_no_power_of_two_is_refused() -> None:
 @pytest.mark.parametrize("tokens", [1, 8, 1000])
 def test_real_shapes(tokens: int, heads: int, kv_heads: int, head_dim: int) -> None:
     torch.manual_seed(0)
-    norms = HeadNorms(norm_weight(head_dim), norm_weight(head_dim) if kv_heads else None, kv_heads > 0, 1e-6)
-    check(tokens, heads, kv_heads, head_dim, norms, torch.bfloat16)
+    check(tokens, heads, kv_heads, head_dim, torch.bfloat16, norm_v=kv_heads > 0)

@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="triton is not installed: its kernels exist
 from inference_server.kernels.attention_tuning import DecodeLaunch, PrefillLaunch
 from inference_server.kernels.decode_attention import decode_attention
 from inference_server.kernels.prefill_attention import prefill_attention
+from inference_server.kernels.step_rows import StepRows
 from inference_server.kernels.triton_attention import TritonAttention
 
 SPLIT = DecodeLaunch(block_n=16, num_warps=4, num_stages=1, programs=64, min_keys=16, long_keys=64)
@@ -58,7 +59,10 @@ def test_a_narrow_cache_and_default_launches() -> None:
 def test_a_step_launches_what_its_rows_need() -> None:
     for rows, num_single in ((MIXED, 3), (MIXED[:3], 3), (MIXED[3:], 0)):
         case = Case(rows, 4, 1, None, head_dim=16, device=DEVICE)
-        attention = TritonAttention(case.block_tables, case.cu_seqlens_q, case.seq_lens, None, num_single, max_seq_len=70)
+        lengths = [total for _, total in rows]
+        slots = torch.arange(len(rows), dtype=torch.int32, device=DEVICE).flip(0)
+        step = StepRows(case.cu_seqlens_q.tolist(), lengths, case.cu_seqlens_q, case.seq_lens, num_single, slots)
+        attention = TritonAttention(case.block_tables.flip(0), step, None)
         check(case, attention(case.q, case.key, case.value, case.scale))
 
 

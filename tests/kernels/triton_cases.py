@@ -4,9 +4,14 @@ The interpreter multiplies bfloat16 matrices wrongly and truncates where a GPU r
 through matrix products.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+
+from inference_server.kernels import reference
+from inference_server.kernels.ops import PLAIN, AddNorm, Epilogue
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 tl = pytest.importorskip("triton.language")
@@ -24,6 +29,17 @@ def weights(n: int, k: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def norm_weight(size: int) -> Tensor:
     return torch.rand(size, device=DEVICE) + 0.5
+
+
+def exact_linear(x: Tensor, weight: Tensor, epilogue: Epilogue = PLAIN, factor: Tensor | None = None) -> Tensor:
+    """By the reference in float32, rounded once."""
+    layer = reference.linear(weight.float(), epilogue)
+    return layer(x.float(), None if factor is None else factor.float()).to(epilogue.out_dtype or x.dtype)
+
+
+def exact_after(stream: Tensor | None, update: Tensor, norm: AddNorm, weight: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    total, normed = reference.add_norm(stream, update, norm)
+    return total, exact_linear(normed, weight, *args)
 
 
 def assert_near(got: Tensor, expected: Tensor) -> None:

@@ -9,7 +9,7 @@ from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.cache_manager import CacheManager
-from inference_server.kv_cache.eviction import LRU, EvictionPolicy, SinkLRU
+from inference_server.kv_cache.eviction import H2O, LRU, EvictionPolicy, SinkLRU
 from inference_server.kv_cache.prefix_cache import PrefixCache
 from inference_server.kv_cache.prefix_node import PrefixNode
 
@@ -245,6 +245,55 @@ def test_sinks_go_when_nothing_else_is_left() -> None:
     cache.run(prompt(100, 16))
     assert cache.run(prompt(200, 40)) == 0
     assert cache.cached(prompt(0, 17)) == cache.cached(prompt(100, 17)) == 0
+
+
+def masses(cache: Cache, by_depth: dict[tuple[int, int], float]) -> list[float]:
+    """By block: that of the nodes whose first token and depth are named."""
+    mass = [0.0] * cache.pool.layout.num_blocks(0)
+    for node in cache.prefix._nodes():
+        mass[node.block] = by_depth.get((int(node.path()[0].key[1]), node.depth), 0.0)
+    return mass
+
+
+@pytest.mark.parametrize(("policy", "left"), [(LRU(), (0, 16)), (H2O(), (8, 8))])
+def test_h2o_spares_the_branch_that_was_attended_to(policy: EvictionPolicy, left: tuple[int, int]) -> None:
+    cache = Cache(policy=policy)
+    cache.run(prompt(0, 8))
+    cache.run(prompt(200, 16))
+    # The older prompt's hitter is not its leaf, and outweighs all of the newer one.
+    cache.prefix.observe_mass(masses(cache, {(0, 1): 5.0, (200, 1): 1.0, (200, 4): 2.0}))
+    for _ in range(2):
+        cache.prefix.evict()
+        cache.check_integrity([])
+    assert (cache.cached(prompt(0, 9)), cache.cached(prompt(200, 17))) == left
+
+
+def test_h2o_follows_the_latest_mass_and_gives_up_a_whole_branch_before_the_next() -> None:
+    cache = Cache(policy=H2O())
+    system = prompt(0, 8)
+    for start in (100, 200):
+        cache.run(system + prompt(start, 12))
+    mass = [0.0] * cache.pool.layout.num_blocks(0)
+    for second, first in ((1.0, 2.0), (2.0, 1.0)):
+        for node in cache.prefix._nodes():
+            mass[node.block] = {100: first, 200: second}.get(int(node.path()[2].key[0]) if node.depth == 3 else -1, 0.0)
+        cache.prefix.observe_mass(mass)
+    for _ in range(3):
+        cache.prefix.evict()
+    assert (cache.cached(system + prompt(100, 13)), cache.cached(system + prompt(200, 13))) == (8, 20)
+
+
+def test_h2o_keeps_what_is_newer_than_its_measurement_and_evicts_it_by_lru() -> None:
+    cache = Cache(policy=H2O())
+    cache.run(prompt(0, 8))
+    cache.prefix.observe_mass([9.0] * cache.pool.layout.num_blocks(0))
+    cache.run(prompt(100, 8))
+    cache.run(prompt(200, 8))
+    for expected in ((4, 8, 8), (0, 8, 8), (0, 4, 8), (0, 0, 8)):
+        cache.prefix.evict()
+        nodes = [node for node in cache.prefix._nodes() if not node.children]
+        found = {int(node.path()[0].key[1]): 4 * node.depth for node in nodes}
+        assert tuple(found.get(start, 0) for start in (0, 100, 200)) == expected
 
 
 def test_a_repeated_prompt_takes_the_exact_match() -> None:

@@ -25,17 +25,23 @@ class DictSource:
     def names(self) -> list[str]:
         return list(self.tensors)
 
-    def tensor(self, name: str) -> Tensor:
-        return self.tensors[name]
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+    def copy(self, name: str, out: Tensor) -> None:
+        out.copy_(self.tensors[name])
+
+    def close(self) -> None:
+        pass
 
 
 class PlainKV:
     """Each layer's keys and values as a tensor of its own, poisoned until written."""
 
-    def __init__(self, groups: tuple[LayerGroup, ...], num_blocks: int) -> None:
+    def __init__(self, groups: tuple[LayerGroup, ...], num_blocks: int, device: torch.device) -> None:
         self.groups = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         shapes = [(num_blocks, BLOCK, group.num_kv_heads, group.head_dim) for group in groups]
-        self.kv = {layer: torch.full((2, *shapes[g]), torch.nan) for layer, g in self.groups.items()}
+        self.kv = {layer: torch.full((2, *shapes[g]), torch.nan, device=device) for layer, g in self.groups.items()}
 
     def group_of(self, layer: int) -> int:
         return self.groups[layer]
@@ -54,23 +60,16 @@ def weights_of(reference: nn.Module) -> Weights:
 def logits_of(model: Any, ids: Tensor, attention: Callable[[int | None, Tensor], Attention] | None = None) -> Tensor:
     """All logits of one sequence in one prefill. attention: from window and block table to what computes it; the reference if None."""
     config: ModelConfig = model.config
-    groups, count = config.layer_groups(itemsize=4), len(ids)
+    groups, count, device = config.layer_groups(itemsize=4), len(ids), ids.device
     num_blocks = -(-count // BLOCK)
-    table = torch.arange(num_blocks, 0, -1, dtype=torch.int32)[None]
-    slots = table[0].long().repeat_interleave(BLOCK)[:count] * BLOCK + torch.arange(count) % BLOCK
-    cu_seqlens_q, seq_lens = torch.tensor([0, count], dtype=torch.int32), torch.tensor([count], dtype=torch.int32)
+    table = torch.arange(num_blocks, 0, -1, dtype=torch.int32, device=device)[None]
+    positions = torch.arange(count, device=device)
+    slots = table[0].long().repeat_interleave(BLOCK)[:count] * BLOCK + positions % BLOCK
 
     def reference(window: int | None, table: Tensor) -> Attention:
         return PagedAttention(table, [0, count], [count], window, BLOCK)
 
     make = attention or reference
-    metadata = AttentionMetadata(
-        groups=tuple(GroupMetadata(slots, table, group.window, make(group.window, table)) for group in groups),
-        cu_seqlens_q=cu_seqlens_q,
-        seq_lens=seq_lens,
-        num_single=0,
-        max_query_len=count,
-        max_seq_len=count,
-    )
+    metadata = AttentionMetadata(tuple(GroupMetadata(slots, make(group.window, table)) for group in groups))
     with torch.inference_mode():
-        return model.compute_logits(model.forward(ids, torch.arange(count), metadata, PlainKV(groups, num_blocks + 1)))
+        return model.compute_logits(model.forward(ids, positions, metadata, PlainKV(groups, num_blocks + 1, device)))

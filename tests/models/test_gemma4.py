@@ -1,6 +1,7 @@
 """Gemma 4 against transformers on tiny random models in fp32: logits, to the last bit in one case; and what its config says."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from inference_server.core.errors import ModelLoadError
-from inference_server.kernels.cpu_linear import Linear
+from inference_server.kernels.composed import ComposedLinear
+from inference_server.kernels.ops import PLAIN, Epilogue, FusedLinear
+from inference_server.kernels.reference import StockLinear, add_norm, gated
 from inference_server.models.attention import FULL, SLIDING
 from inference_server.models.fields import RopeParameters
 from inference_server.models.gemma4 import Gemma4, Gemma4Config
@@ -82,17 +85,20 @@ class EagerAttention:
 class Unfused(Weights):
     """Every matrix a multiplication of its own; their outputs are joined afterwards."""
 
-    def linear(self, in_features: int, **out_features: int) -> Linear:
-        layers = [Weights.linear(self, in_features, **{name: size}) for name, size in out_features.items()]
-        return layers[0] if len(layers) == 1 else Joined(layers)
+    def linear(self, in_features: int, epilogue: Epilogue = PLAIN, /, **out_features: int) -> FusedLinear:
+        layers = [StockLinear(self.take(f"{name}.weight", size, in_features)) for name, size in out_features.items()]
+        return ComposedLinear(layers[0] if len(layers) == 1 else Joined(layers), epilogue, gated, add_norm)
 
 
 class Joined:
-    def __init__(self, layers: list[Linear]) -> None:
+    def __init__(self, layers: list[StockLinear]) -> None:
         self.layers = layers
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         return torch.cat([layer(x, out_dtype) for layer in self.layers], dim=-1)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
 @pytest.mark.parametrize("name", GEMMAS)
@@ -172,6 +178,22 @@ def test_a_multimodal_checkpoint_with_leftovers_of_shared_layers_loads() -> None
         tensors[f"model.language_model.layers.5.self_attn.{name}.weight"] = torch.zeros(1)
     config = {"architectures": ["Gemma4ForConditionalGeneration"], "hidden_size": 1, "text_config": config_of(reference)}
     model = Gemma4(Gemma4Config.from_dict(config), Weights(DictSource(tensors), torch.device("cpu"), torch.float32))
+    ids = torch.arange(9)
+    assert logits_of(model, ids).equal(logits_of(build(reference), ids))
+
+
+def test_a_table_in_the_hosts_memory_gives_the_same_logits() -> None:
+    reference = TINY["gemma4-e2b"]()
+    kept: list[Tensor] = []
+
+    def host_table(table: Tensor) -> Callable[[Tensor], Tensor]:
+        kept.append(table)
+        return lambda ids: table[ids]
+
+    source = DictSource(dict(reference.state_dict()))
+    weights = Weights(source, torch.device("cpu"), torch.float32, host_table=host_table)
+    model = Gemma4(Gemma4Config.from_dict(config_of(reference)), weights)
+    assert [tuple(table.shape) for table in kept] == [(512, 8 * 8)]
     ids = torch.arange(9)
     assert logits_of(model, ids).equal(logits_of(build(reference), ids))
 

@@ -2,26 +2,17 @@
 
 import pytest
 import torch
+from forward_driver import DictSource
 from torch import Tensor
 
 from inference_server.core.errors import ModelLoadError
+from inference_server.kernels.reference import DequantizedLinear, StockLinear
 from inference_server.models.registry import find_family
 from inference_server.models.weights import Weights
 
 
-class Source:
-    def __init__(self, **tensors: Tensor) -> None:
-        self.tensors = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
-
-    def names(self) -> list[str]:
-        return list(self.tensors)
-
-    def tensor(self, name: str) -> Tensor:
-        return self.tensors[name]
-
-
 def weights(**tensors: Tensor) -> Weights:
-    return Weights(Source(**tensors), torch.device("cpu"), torch.bfloat16)
+    return Weights(DictSource({name.replace("__", "."): tensor for name, tensor in tensors.items()}), torch.device("cpu"), torch.bfloat16)
 
 
 def test_taking_converts_and_counts() -> None:
@@ -30,6 +21,14 @@ def test_taking_converts_and_counts() -> None:
     assert root.at("a").take("b.weight", 2, 3, dtype=torch.float32).dtype == torch.float32
     assert root.at("a").linear(3, b=2, c=1)(torch.ones(1, 3)).tolist() == [[3.0, 3.0, 0.0]]
     assert root.num_parameters == 9
+    root.check_all_taken()
+
+
+def test_layers_are_quantised_unless_they_are_too_sensitive() -> None:
+    source = {"layer.weight": torch.ones(2, 3), "router.weight": torch.ones(2, 3)}
+    root = Weights(DictSource(source), torch.device("cpu"), torch.bfloat16, quantize=True)
+    assert isinstance(root.linear(3, layer=2).product, DequantizedLinear)
+    assert isinstance(root.unquantized().linear(3, router=2).product, StockLinear)
     root.check_all_taken()
 
 
@@ -60,8 +59,7 @@ def test_vision_and_audio_are_skipped_and_the_log_says_so(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("prefix", ["model", "model.language_model", "language_model.model"])
 def test_the_language_model_is_found_where_the_checkpoint_keeps_it(prefix: str) -> None:
-    source = Source()
-    source.tensors = {f"{prefix}.embed_tokens.weight": torch.ones(2, 3)}
+    source = DictSource({f"{prefix}.embed_tokens.weight": torch.ones(2, 3)})
     assert "embed_tokens.weight" in Weights(source, torch.device("cpu"), torch.float32).text()
 
 

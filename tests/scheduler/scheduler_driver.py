@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from inference_server.backends.fake_backend import FakeBackend, FakeStep
 from inference_server.core.kv_layout import KVLayout, LayerGroup
@@ -64,16 +65,23 @@ class Driver:
         priority: int = 0,
         key: str = "",
         salt: str = "",
+        seed: int = 0,
+        parent: ScheduledRequest | None = None,
     ) -> ScheduledRequest:
         """Queue a request that stops, as by a stop string, with its output token number `stop_after`."""
-        name, sampling, arrival = f"r{self.num_added}", SamplingParams(max_tokens=max_tokens), float(self.num_added)
+        name, sampling, arrival = f"r{self.num_added}", SamplingParams(max_tokens=max_tokens, seed=seed), float(self.num_added)
         request = ScheduledRequest(name, list(prompt), sampling, arrival, fairness_key=key, cache_salt=salt, priority=priority)
-        self.scheduler.add(request)
+        self.scheduler.add(request, parent)
         self.num_added += 1
         self.unfinished[request.request_id] = request
         self.stop_after[request.request_id] = stop_after
         self.check()
         return request
+
+    def add_group(self, prompt: Sequence[int], outputs: Sequence[int], **fields: Any) -> list[ScheduledRequest]:
+        """Queue one request a choice, with so many output tokens and its index as seed; the first is the parent of the others."""
+        parent = self.add(prompt, outputs[0], **fields)
+        return [parent, *(self.add(prompt, count, seed=seed, parent=parent, **fields) for seed, count in enumerate(outputs[1:], 1))]
 
     def abort(self, request: ScheduledRequest) -> None:
         self.scheduler.finish(request, FinishReason.ABORT)

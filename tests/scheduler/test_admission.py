@@ -1,5 +1,7 @@
 """The gates: whole prompts, promises not yet kept, the watermark, active tokens, and the empty batch that admits anything."""
 
+from itertools import count
+
 from inference_server.core.kv_layout import KVLayout, LayerGroup
 from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
@@ -9,9 +11,11 @@ from inference_server.scheduler.active_batch import ActiveBatch
 from inference_server.scheduler.admission import AdmissionController, AdmissionPass, HoldReason
 from inference_server.scheduler.policies import FCFSPolicy
 
+NUMBERS = count()
 
-def make_request(num_tokens: int, name: str = "r") -> ScheduledRequest:
-    return ScheduledRequest(name, [1] * num_tokens, SamplingParams(), arrival_time=0.0)
+
+def make_request(num_tokens: int, name: str = "") -> ScheduledRequest:
+    return ScheduledRequest(name or f"r{next(NUMBERS)}", [1] * num_tokens, SamplingParams(), arrival_time=0.0)
 
 
 def make_controller(num_blocks: int = 10, **options: float | None) -> AdmissionController:
@@ -21,8 +25,10 @@ def make_controller(num_blocks: int = 10, **options: float | None) -> AdmissionC
 
 def open_pass(controller: AdmissionController, *prefilling: ScheduledRequest) -> AdmissionPass:
     """A pass over a batch of the given rows, or of one that needs nothing more."""
-    batch = ActiveBatch(8, FCFSPolicy().rank)
+    policy = FCFSPolicy()
+    batch = ActiveBatch(8, policy.rank)
     for request in prefilling or [make_request(0, "content")]:
+        policy.push(request)
         batch.add(request)
     return controller.open(batch, chunk_tokens=4)
 

@@ -1,5 +1,6 @@
 """A long prompt beside decoding rows, on a virtual clock: what it costs its neighbours, and how long it takes."""
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -29,12 +30,27 @@ def accelerator_with_launch_cost(plan: StepPlan) -> float:
     return accelerator(plan) + (0.002 if max(plan.num_new_tokens) > 1 else 0.0)
 
 
-def run_beside(cost: Callable[[StepPlan], float], mode: PrefillMode, num_streams: int, overlap: bool = False) -> tuple[list[Life], Life]:
+def noisy_laptop(seed: int) -> Callable[[StepPlan], float]:
+    """A CPU whose steps scatter, prompt tokens most of all; without a sample the output head, half of the weights, is not read."""
+    rng = random.Random(seed)
+
+    def cost(plan: StepPlan) -> float:
+        rows = zip(plan.starts, plan.num_new_tokens, strict=True)
+        tokens = sum(0.0014 * count * (1 + 0.5 * start / LONG) for start, count in rows if count > 1)
+        seconds = (0.025 if any(plan.samples) else 0.012) + (0.004 + tokens * rng.lognormvariate(0, 0.25) if tokens else 0.0)
+        return seconds * rng.lognormvariate(0, 0.04) + (0.008 if rng.random() < 0.005 else 0.0)
+
+    return cost
+
+
+def run_beside(
+    cost: Callable[[StepPlan], float], mode: PrefillMode, num_streams: int, overlap: bool = False, num_alone: int = 40
+) -> tuple[list[Life], Life]:
     """Streams that decode before, while and after a long prompt is computed."""
     options = SchedulerOptions(max_batch_size=16, max_batched_tokens=1024, prefill_mode=mode, prefill_chunk_size=512)
     virtual = VirtualServer(options, cost=cost, overlap=overlap)
     streams = [virtual.add(make_request(f"s{index}", 16, 900, key="s")) for index in range(num_streams)]
-    virtual.run(until=lambda: len(streams[0].token_times) > 40)
+    virtual.run(until=lambda: len(streams[0].token_times) > num_alone)
     long = virtual.add(make_request("long", LONG, 2, key="l", arrival=virtual.now))
     virtual.run(until=lambda: long.request.finished)
     virtual.run(until=lambda: len(streams[0].inter_token) > 880)
@@ -43,6 +59,16 @@ def run_beside(cost: Callable[[StepPlan], float], mode: PrefillMode, num_streams
 
 def slowdown(streams: list[Life], long: Life) -> float:
     """The longest time between two tokens while the prompt was computed, over the median before it."""
+    before, beside = gaps(streams, long)
+    return max(beside) / percentile(before, 0.5)
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[int(share * len(values))]
+
+
+def gaps(streams: list[Life], long: Life) -> tuple[list[float], list[float]]:
+    """Times between two tokens before the prompt came and while it was computed."""
     arrival = long.request.arrival_time
     before = [gap for life in streams for gap, at in zip(life.inter_token[5:], life.token_times[6:], strict=True) if at <= arrival]
     beside = [
@@ -51,7 +77,18 @@ def slowdown(streams: list[Life], long: Life) -> float:
         for gap, at in zip(life.inter_token, life.token_times[1:], strict=True)
         if at > arrival and at - gap < long.token_times[0]
     ]
-    return max(beside) / sorted(before)[len(before) // 2]
+    return before, beside
+
+
+@pytest.mark.parametrize("mode", [PrefillMode.MIXED, PrefillMode.CHUNKED])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_99th_percentile_at_most_doubles_on_a_machine_whose_steps_scatter(mode: PrefillMode, seed: int) -> None:
+    streams, long = run_beside(noisy_laptop(seed), mode, 1, num_alone=200)
+    before, beside = gaps(streams, long)
+    assert len(beside) > 200
+    assert percentile(beside, 0.99) <= 2 * percentile(before, 0.99)
+    # Not by crawling: the prompt gets a fair part of what it may add.
+    assert percentile(beside, 0.5) >= 1.5 * percentile(before, 0.5)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -104,7 +141,7 @@ def test_it_measures_decodes_alone_when_their_number_has_changed_and_every_so_of
         budget.observe(64, limits[-1] or 0, 0.02 + 1e-4 * (limits[-1] or 0))
     assert limits[:20].count(0) == 1
     assert 2 <= limits.count(0) <= 5
-    assert limits[-1] == pytest.approx(0.8 * 0.02 / 1e-4, rel=0.05)
+    assert 0.5 <= limits[-1] * 1e-4 / 0.02 <= 0.85
 
 
 def test_the_limit_follows_a_device_that_slows_down() -> None:
@@ -115,4 +152,20 @@ def test_the_limit_follows_a_device_that_slows_down() -> None:
             limit = budget.limit(4)
             assert limit is not None
             budget.observe(4, limit, 0.01 + token_s * limit)
-        assert (budget.limit(4) or 0) * token_s == pytest.approx(0.008, rel=0.1)
+        assert 0.5 <= (budget.limit(4) or 0) * token_s / 0.01 <= 0.85
+
+
+def test_the_limit_falls_with_every_step_that_was_too_long_and_recovers() -> None:
+    budget = ChunkBudget(alternating=False)
+    budget.observe(1, 0, 0.01)
+
+    def after(num_steps: int, *, every: int) -> int:
+        """The limit when one step of `every` takes three times as long as it should."""
+        for step in range(num_steps):
+            limit = budget.limit(1) or 0
+            budget.observe(1, limit, (0.01 + 1e-4 * limit) * (3 if limit and step % every == 0 else 1))
+        return budget.limit(1) or 0
+
+    calm, hectic, calm_again = after(300, every=1000), after(300, every=20), after(1500, every=10_000)
+    assert hectic < 0.6 * calm
+    assert calm_again == pytest.approx(calm, rel=0.05)

@@ -78,7 +78,7 @@ class NoHysteresis(AdmissionController):
 def under_pressure(controller: type[AdmissionController]) -> tuple[list[int], float]:
     """Preemptions of each of 60 requests that grow to several times the pool, and the seconds that they took."""
     virtual = server(PolicyName.FCFS, num_blocks=60, batch=16)
-    virtual.scheduler._admission = controller(virtual.scheduler._cache)
+    virtual.scheduler._intake._admission = controller(virtual.scheduler._cache)
     random = Random(1)
     sizes = [(random.randrange(10, 120), random.randrange(50, 500)) for _ in range(60)]
     lives = [virtual.add(make_request(f"r{index}", *size, arrival=index / 1000)) for index, size in enumerate(sizes)]

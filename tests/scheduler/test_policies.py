@@ -61,8 +61,13 @@ def test_remove_takes_exactly_the_one_and_only_once() -> None:
 
 def test_rank_puts_the_latest_of_the_lowest_priority_last() -> None:
     policy = FCFSPolicy()
-    requests = [make_request("a", 1), make_request("b", 2), make_request("urgent", 3, -1), make_request("patient", 0, 1)]
-    assert [r.request_id for r in sorted(requests, key=policy.rank)] == ["urgent", "a", "b", "patient"]
+    twins = [make_request("twin", 2), make_request("other twin", 2)]
+    requests = [make_request("a", 1), *twins, make_request("urgent", 3, -1), make_request("patient", 0, 1)]
+    for request in requests:
+        policy.push(request)
+        policy.start(request)
+    assert [r.request_id for r in sorted(requests, key=policy.rank)] == ["urgent", "a", "twin", "other twin", "patient"]
+    assert policy.rank(twins[0]) != policy.rank(twins[1])
 
 
 def of_key(key: str, name: str, *, num_prompt: int = 1, arrival: float = 0.0, priority: int = 0) -> ScheduledRequest:

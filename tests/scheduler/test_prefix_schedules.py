@@ -1,20 +1,18 @@
-"""The prefix cache under the scheduler: random schedules with shared prefixes, chats that take turns, and what counts as a hit."""
+"""The prefix cache under the scheduler: what counts as a hit, who waits for what, and chats that take turns."""
 
-import contextlib
 import random
 from collections.abc import Callable
 
 import pytest
+from random_schedules import GEMMA_GROUPS
 from scheduler_driver import Driver, two_groups
 
-from inference_server.core.errors import PromptTooLongError
-from inference_server.core.kv_layout import KVLayout, LayerGroup
+from inference_server.core.kv_layout import KVLayout
 from inference_server.core.options import PrefillMode, SchedulerOptions
-from inference_server.core.request import RequestStatus, ScheduledRequest
-from inference_server.kv_cache.eviction import LRU, SinkLRU
+from inference_server.core.request import RequestStatus
+from inference_server.kv_cache.eviction import LRU
+from inference_server.kv_cache.prefix_cache import PrefixCache
 
-# As in Gemma 3 270M: three full layers, fifteen with a window.
-GEMMA_GROUPS = (LayerGroup((0, 1, 2), 1, 1, 1), LayerGroup(tuple(range(3, 18)), 1, 1, 1, window=64))
 OPTIONS = SchedulerOptions(max_batch_size=4, max_batched_tokens=16, prefill_chunk_size=8)
 
 
@@ -30,8 +28,8 @@ def step_until(driver: Driver, done: Callable[[], bool], limit: int = 200) -> No
     raise AssertionError("never happened")
 
 
-# With overlap, a prompt that is computed whole loses blocks to the window before its one step is collected, and they cannot be cached.
-@pytest.mark.parametrize(("mode", "overlap"), [*((mode, False) for mode in PrefillMode), (PrefillMode.MIXED, True)])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("mode", list(PrefillMode))
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 32, 33])
 def test_a_cached_prompt_computes_the_rest_and_one_token_at_least(mode: PrefillMode, overlap: bool, length: int) -> None:
     options = SchedulerOptions(max_batch_size=4, max_batched_tokens=16, prefill_mode=mode, prefill_chunk_size=8)
@@ -122,56 +120,32 @@ def test_a_held_request_gives_its_prefix_back() -> None:
     assert first.num_output_tokens == 12 and held.num_output_tokens == 2
 
 
-def random_driver(rng: random.Random, *, overlap: bool) -> Driver:
-    batch = rng.randint(1, 6)
-    options = SchedulerOptions(
-        max_batch_size=batch,
-        max_batched_tokens=batch + rng.randint(0, 12),
-        prefill_mode=rng.choice(list(PrefillMode)),
-        prefill_chunk_size=rng.randint(1, 10),
-    )
-    groups = rng.choice([GEMMA_GROUPS[:1], two_groups(1), two_groups(3), two_groups(4), two_groups(9), two_groups(30)])
-    policy = rng.choice([LRU(), SinkLRU(1), SinkLRU(3)])
-    block_size, num_slabs = rng.choice([1, 2, 4]), rng.randint(6, 40)
-    return Driver(options, groups=groups, block_size=block_size, num_slabs=num_slabs, overlap=overlap, eviction=policy)
+def test_a_held_request_is_not_looked_up_again_until_something_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = cached_driver(num_slabs=12, window=64)
+    beginning = [1] * 12
+    driver.add(beginning, max_tokens=1)
+    driver.run()
+    runner = driver.add([2] * 20, max_tokens=12)
+    driver.step()
+    looked_up: list[str] = []
+    find = PrefixCache._find
+    monkeypatch.setattr(PrefixCache, "_find", lambda self, request: looked_up.append(request.request_id) or find(self, request))
+    held = driver.add(beginning + [3] * 30, max_tokens=2)
+    while not runner.finished:
+        driver.step()
+    assert looked_up.count(held.request_id) == 1
+    driver.run()
+    assert held.num_output_tokens == 2 and held.num_cached_tokens == 12
 
 
-def random_prompt(rng: random.Random, driver: Driver, beginnings: list[list[int]]) -> list[int]:
-    """A system prompt, or a whole earlier sequence, cut anywhere and continued."""
-    earlier: list[ScheduledRequest] = driver.finished[-6:]
-    start = rng.choice(beginnings + [request.token_ids for request in earlier])
-    return start[: rng.randint(1, len(start))] + [rng.randrange(3) for _ in range(rng.randint(0, 6))]
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_random_schedules_with_shared_prefixes(overlap: bool) -> None:
-    rng = random.Random(31)
-    num_hits = num_evictions = num_preemptions = num_duplicates = 0
-    for _ in range(40):
-        driver = random_driver(rng, overlap=overlap)
-        beginnings = [[rng.randrange(3) for _ in range(12)] for _ in range(2)]
-        for _ in range(60):
-            choice = rng.random()
-            if choice < 0.35:
-                prompt, salt = random_prompt(rng, driver, beginnings), rng.choice(["", "", "", "x"])
-                with contextlib.suppress(PromptTooLongError):
-                    driver.add(prompt, rng.randint(1, 30), stop_after=rng.randint(1, 40), priority=rng.randrange(2), salt=salt)
-            elif choice < 0.42 and driver.unfinished:
-                driver.abort(rng.choice(list(driver.unfinished.values())))
-            else:
-                for _ in range(rng.randint(1, 5)):
-                    driver.step()
-                    holds = driver.cache._prefix._holds.values() if driver.cache._prefix else ()
-                    num_duplicates += any(hold.duplicates for hold in holds)
-        driver.run()
-        assert len(driver.finished) == driver.num_added
-        stats = driver.scheduler.cache_stats()
-        assert stats.used_blocks == 0 and stats.cached_blocks + stats.free_blocks == stats.total_blocks
-        assert stats.hit_tokens == sum(request.num_cached_tokens for request in driver.finished)
-        num_hits += stats.hit_tokens
-        num_evictions += stats.evicted_blocks
-        num_preemptions += driver.scheduler.scheduler_stats().preemptions_total
-    assert num_hits > 1000 and num_evictions > 1000 and num_preemptions > 5 and num_duplicates > 20
+def test_a_held_request_is_looked_up_again_when_its_prefix_has_grown() -> None:
+    """Two prompts of one beginning: the second fits beside the first only once it can share what the first has computed."""
+    driver = cached_driver(num_slabs=17, window=64, options=SchedulerOptions(max_batch_size=4, max_batched_tokens=8, prefill_chunk_size=8))
+    beginning = [1] * 36
+    first = driver.add([*beginning, 5], max_tokens=20)
+    second = driver.add([*beginning, 6], max_tokens=4)
+    step_until(driver, lambda: second.finished)
+    assert not first.finished and second.num_cached_tokens > 0
 
 
 def test_a_row_that_is_alone_gets_on_however_its_prefix_lies() -> None:
@@ -191,6 +165,14 @@ def test_a_row_that_is_alone_gets_on_however_its_prefix_lies() -> None:
         driver.run()
         driver.check_every_step = True
         driver.check()
+
+
+def bytes_in_window(driver: Driver) -> int:
+    """What the running requests may use at most: full blocks for all of their tokens, window blocks for what one chunk reads."""
+    full_bytes, window_bytes = (driver.pool.layout.block_bytes(group) for group in (0, 1))
+    rows = driver.scheduler._batch.prefilling + driver.scheduler._batch.running
+    peaks = [driver.cache.peak_blocks(len(request.block_tables[0].block_ids) * driver.cache.block_size, 64) for request in rows]
+    return sum(full * full_bytes + window * window_bytes for full, window in peaks)
 
 
 def round_robin(factor: float, *, keeps_answers: bool = True, num_sessions: int = 20, num_turns: int = 5) -> float:
@@ -213,6 +195,9 @@ def round_robin(factor: float, *, keeps_answers: bool = True, num_sessions: int 
         for session, chat in enumerate(chats):
             prompt = chat + [100 * turn + session + i for i in range(turn_tokens)]
             requests.append(driver.add(prompt, max_tokens=output_tokens))
+        while driver.unfinished:
+            driver.step()
+            assert driver.pool.used_bytes <= bytes_in_window(driver), "blocks that left the window are still in use"
         driver.run()
         # Of what is sent again, the last block can never be whole: its last token was not computed.
         resent += sum(len(chat) - 1 for chat in chats)

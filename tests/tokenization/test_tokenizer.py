@@ -119,3 +119,10 @@ def test_byte_tokenizer_round_trips() -> None:
     assert tokenizer.encode("<bos>é") == tokenizer.encode("é") == [256, 0xC3, 0xA9]
     assert tokenizer.decode([65, 257]) == "A"
     assert tokenizer.decode([65, 257], skip_special_tokens=False) == "A<eos>"
+
+
+def test_byte_tokenizer_spells_out_the_rest_of_a_vocabulary() -> None:
+    assert ByteTokenizer(300).decode([65, 258, 299, 300, -1]) == "A<258><299>"
+    assert ByteTokenizer().token_bytes(258) == b""
+    with pytest.raises(TokenizerError, match="a vocabulary of 257 does not hold"):
+        ByteTokenizer(257)

@@ -12,6 +12,7 @@ from inference_server.core.options import ApiOptions
 from inference_server.engine.async_engine import AsyncEngine
 from inference_server.observability.prometheus import PrometheusSink
 from inference_server.observability.tracker import MetricsTracker
+from inference_server.tokenization.base import TokenizerLike
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,13 @@ class ApiContext:
     clock: Clock
     wall_clock: Callable[[], float]
     started_at: int
+
+    @property
+    def tokenizer(self) -> TokenizerLike:
+        """That of the loaded model."""
+        model = self.engine.model
+        assert model is not None, "a request was let in before the model was loaded"
+        return model.tokenizer
 
     def check_model_name(self, name: str | None) -> None:
         """Raises ModelNotFoundError when a request names a model that is not served here."""

@@ -1,11 +1,11 @@
-"""Runs one generation for a route: whole or streamed, and never longer than its client stays.
+"""Runs what one client asked for: whole or streamed, and never longer than the client stays.
 
 A stream's response begins with its first delta, so that what fails before has a proper status; but it waits for that no longer than
 one ping interval, lest a proxy gives up during a long prompt. What fails later is an event, and the format says how a stream ends.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,14 +24,16 @@ T = TypeVar("T")
 FormatFactory = Callable[[str], ResponseFormat]
 
 
-async def respond(request: Request, context: ApiContext, generation: GenerationRequest, make: FormatFactory, stream: bool) -> Response:
-    """The response to one generation; `make` gets the request's id. Raises the engine's error, or ClientDisconnectedError."""
+async def respond(
+    request: Request, context: ApiContext, generations: Sequence[GenerationRequest], make: FormatFactory, stream: bool
+) -> Response:
+    """The response to all generations; `make` gets the first one's id. Raises the engine's error, or ClientDisconnectedError."""
     if stream:
-        tokens, first = await while_connected(request.receive, _open(context, generation))
-        content = _events(tokens, first, make(tokens.request_id))
+        tokens, first = await while_connected(request.receive, _open(context, generations))
+        content = _events(tokens, first, make(tokens.request_ids[0]))
         return TokenStreamResponse(content, partial(_close, tokens, first), context.options.ping_interval_s)
-    request_id, result = await while_connected(request.receive, _collect(context, generation))
-    return Response(make(request_id).body(result), media_type="application/json")
+    request_id, choices = await while_connected(request.receive, _collect(context, generations))
+    return Response(make(request_id).body(choices), media_type="application/json")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -55,16 +57,16 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _collect(context: ApiContext, generation: GenerationRequest) -> tuple[str, OutputDelta]:
-    tokens = await context.engine.generate(generation)
+async def _collect(context: ApiContext, generations: Sequence[GenerationRequest]) -> tuple[str, list[OutputDelta]]:
+    tokens = await context.engine.generate(*generations)
     try:
-        return tokens.request_id, await tokens.collect()
+        return tokens.request_ids[0], await tokens.collect_choices()
     finally:
         await tokens.aclose()
 
 
-async def _open(context: ApiContext, generation: GenerationRequest) -> tuple[RequestStream, asyncio.Future[OutputDelta]]:
-    tokens = await context.engine.generate(generation)
+async def _open(context: ApiContext, generations: Sequence[GenerationRequest]) -> tuple[RequestStream, asyncio.Future[OutputDelta]]:
+    tokens = await context.engine.generate(*generations)
     first = asyncio.ensure_future(anext(tokens))
     try:
         await asyncio.wait((first,), timeout=context.options.ping_interval_s)
@@ -85,7 +87,7 @@ async def _events(tokens: RequestStream, first: asyncio.Future[OutputDelta], res
     if not first.done():
         yield PING
     delta = await first
-    while not delta.terminal:
+    while delta.error is None and not tokens.exhausted:
         if chunk := response_format.events(delta):
             yield chunk
         delta = await anext(tokens)

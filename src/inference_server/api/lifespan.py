@@ -93,7 +93,8 @@ async def _exit_when_broken(engine: AsyncEngine) -> None:
         await asyncio.wait((ended,), timeout=WATCH_INTERVAL_S)
     if engine.state == "stopped":
         return
-    logger.critical("the engine is %s: exiting", engine.health().status)
+    status = engine.health().status
+    logger.log(logging.CRITICAL if status == "stalled" else logging.INFO, "the engine is %s: exiting", status)
     await engine.stop()
     await asyncio.sleep(FLUSH_S)  # for the streams' last events
     logging.shutdown()

@@ -1,5 +1,6 @@
 """From the BACKEND setting to a backend. Each is imported only when it is chosen."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ def create_backend(options: ModelOptions, folder: Path) -> InferenceBackend[Any]
         case "auto":
             return _paged(options, folder) if find_family(read_config(folder)) else _transformers(options, folder)
         case "custom-cuda":
-            raise ModelLoadError("BACKEND=custom-cuda is not available yet; use auto, custom or hf")
+            if not options.device.startswith(("auto", "cuda")):
+                raise ModelLoadError(f"BACKEND=custom-cuda runs on CUDA, not on DEVICE {options.device!r}")
+            return _paged(options if options.device != "auto" else replace(options, device="cuda"), folder)
     raise ModelLoadError(f"BACKEND {options.backend!r} is not one of auto, custom, custom-cuda, hf")
 
 
@@ -36,6 +39,12 @@ def _paged(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
 
 
 def _transformers(options: ModelOptions, folder: Path) -> InferenceBackend[Any]:
+    if options.ple_offload:
+        raise ModelLoadError("PLE_OFFLOAD needs a hand-written forward, and this model would run on BACKEND=hf")
+    if options.block_mass:
+        raise ModelLoadError("EVICTION_POLICY=h2o needs attention weights, which transformers does not give; use lru or sink_lru")
+    if options.quantization != "none":
+        raise ModelLoadError(f"QUANTIZATION={options.quantization} needs a hand-written forward; transformers runs this model")
     from inference_server.backends.torch_backend import TorchBackend
     from inference_server.sampling.token_sampler import TokenSampler
 

@@ -1,124 +1,227 @@
-"""`InputBatch`: turns a step plan into the tensors of one forward, once a step.
+"""`InputBatch`: the inputs of every forward, in memory that lives as long as the arena; a step writes only what it changes.
 
-Block tables are kept by slot between steps and only grow by what is new, so a decode row costs a few list look-ups; everything
-for each token is array arithmetic. It knows no model and runs nothing.
+For each row the host sends five numbers and the ids it knows, and the block ids that are new since the row's step before. Positions, slot
+mappings and the ids that never left the device are worked out there (`place_tokens`). It knows no model and runs none.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inference_server.backends.staging import Staging
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.plan import StepPlan
 from inference_server.core.request import ScheduledRequest
-from inference_server.kernels.ops import Ops
-from inference_server.kernels.step_rows import StepRows
+from inference_server.kernels.ops import Attention, Ops
+from inference_server.kernels.step_rows import StepRows, TokenPlaces
 from inference_server.models.attention import AttentionMetadata, GroupMetadata
 
 IntArray = NDArray[np.int64]
 
+_MAX_NEW_BLOCKS = 16384  # of one step, sent beside its rows; a step with more sends whole tables
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The size of a forward, padding included. only_singles: every row computes one token; else those of the padding compute none."""
+
+    num_tokens: int
+    num_rows: int
+    only_singles: bool
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """The arguments of one forward. sampling_tokens: int64 [sampling rows], where in the flat batch their last tokens are."""
+    """The arguments of one forward, as views of the batch's memory.
 
-    input_ids: Tensor
-    positions: Tensor
+    sampled_tokens: int32 [rows], where in the flat batch the sampling rows' last tokens are. `InputBatch.place` fills `places`.
+    """
+
+    rows: StepRows
+    places: TokenPlaces
+    known_ids: Tensor
     metadata: AttentionMetadata
-    sampling_tokens: Tensor
+    sampled_tokens: Tensor
 
 
 class InputBatch:
-    """Builds `ModelInputs`. One for each arena; slots run from 0 to max_slots, exclusive."""
+    """One for each arena; slots run from 0 to max_rows, exclusive. newest_ids: int64 [max_rows + 1], the newest sampled id of each slot.
 
-    def __init__(self, layout: KVLayout, max_slots: int, max_model_len: int, device: torch.device, ops: Ops) -> None:
-        self.device = device
+    max_tokens: the most tokens of a step. The slot max_rows is the padding's. block_mass: where decoding rows add what they attend to
+    (see `reference.bind_attention`), for the group of full-attention layers; None unless it is to be measured.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        max_rows: int,
+        max_tokens: int,
+        max_model_len: int,
+        device: torch.device,
+        ops: Ops,
+        block_mass: Tensor | None = None,
+    ) -> None:
         self._ops = ops
+        self._block_mass = block_mass
+        self.max_rows = max_rows
+        self.max_model_len = max_model_len
         self._block_size = layout.block_size
         self._windows = [group.window for group in layout.groups]
-        width = ceil(max_model_len / layout.block_size)
-        self._tables = [np.zeros((max_slots, width), dtype=np.int32) for _ in layout.groups]
-        self._known = [[0] * max_slots for _ in layout.groups]  # block ids copied, by group and slot
-        self._tenants: list[ScheduledRequest | None] = [None] * max_slots
-        self._stays = [0] * max_slots  # the tenant's preemptions when its blocks were copied: it returns with others
-
-    def build(self, plan: StepPlan, last_token_ids: Tensor) -> ModelInputs:
-        """last_token_ids: int64 [max_slots] on the device, each slot's newest sampled token."""
-        row_slots = [request.slot for request in plan.requests]
-        slots = np.array(row_slots)
-        starts, counts = np.array(plan.starts), np.array(plan.num_new_tokens)
-        ends, cu_seqlens = starts + counts, np.concatenate(([0], counts.cumsum()))
-        self._update_tables(plan.requests, row_slots)
-        positions = np.arange(cu_seqlens[-1]) + (starts - cu_seqlens[:-1]).repeat(counts)
-        token_ids, on_device = _token_ids(plan)
-        input_ids = self._to_device(token_ids)
-        if on_device:
-            unknown = np.array(on_device)
-            input_ids[self._to_device(cu_seqlens[unknown + 1] - 1)] = last_token_ids[self._to_device(slots[unknown])]
-        max_seq_len = int(ends.max())
-        width = ceil(max_seq_len / self._block_size)
-        cu_seqlens_q, seq_lens = self._to_device(cu_seqlens.astype(np.int32)), self._to_device(ends.astype(np.int32))
-        rows = StepRows(cu_seqlens.tolist(), ends.tolist(), cu_seqlens_q, seq_lens, num_single=int((counts == 1).sum()))
-        groups = []
-        for table, window in zip(self._tables, self._windows, strict=True):
-            slot_mapping = self._to_device(self._slot_mapping(table, slots.repeat(counts), positions))
-            block_tables = self._to_device(table[slots, :width])
-            attention = self._ops.bind_attention(block_tables, rows, window, self._block_size)
-            groups.append(GroupMetadata(slot_mapping, block_tables, window, attention))
-        metadata = AttentionMetadata(
-            groups=tuple(groups),
-            cu_seqlens_q=cu_seqlens_q,
-            seq_lens=seq_lens,
-            num_single=rows.num_single,
-            max_query_len=int(counts.max()),
-            max_seq_len=max_seq_len,
+        num_groups, width = len(layout.groups), ceil(max_model_len / layout.block_size)
+        self._host_tables = np.zeros((num_groups, max_rows + 1, width), dtype=np.int32)
+        self._tables = torch.from_numpy(self._host_tables)
+        if device.type != "cpu":
+            self._tables = self._tables.to(device)
+        self._num_known = np.zeros((num_groups, max_rows + 1), dtype=np.int64)  # block ids in the tables
+        self._tenants: list[ScheduledRequest | None] = [None] * max_rows
+        self._stays = [0] * max_rows  # the tenant's preemptions when its blocks were copied: it returns with others
+        self._token_offset = 5 * max_rows + 1
+        self._staging = Staging(self._token_offset + max_tokens + 2 * _MAX_NEW_BLOCKS, device)
+        self._places = TokenPlaces(
+            torch.zeros(max_tokens, dtype=torch.int64, device=device),
+            torch.zeros(max_tokens, dtype=torch.int64, device=device),
+            torch.zeros((num_groups, max_tokens), dtype=torch.int64, device=device),
         )
-        sampling_tokens = cu_seqlens[1:][np.array(plan.samples, dtype=bool)] - 1
-        return ModelInputs(input_ids, self._to_device(positions), metadata, self._to_device(sampling_tokens))
+        self.newest_ids = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
 
-    def _update_tables(self, requests: Sequence[ScheduledRequest], slots: list[int]) -> None:
+    @property
+    def sampled_slots(self) -> Tensor:
+        """int32 [max_rows], the slots of the sampling rows, padded with the padding's slot."""
+        return _Sections.of(self._staging.device, self.max_rows).sampled_slots
+
+    def stage(self, plan: StepPlan, shape: StepShape) -> None:
+        """Send the plan's numbers to the device, padded to the shape. The next forward of this shape computes this plan."""
+        buffer = self._staging.begin()
+        slots = np.array([request.slot for request in plan.requests], dtype=np.int64)
+        counts = np.array(plan.num_new_tokens, dtype=np.int64)
+        ends = counts + np.array(plan.starts, dtype=np.int64)
+        _Sections.of(buffer, self.max_rows).write(shape, slots, counts, ends, np.array(plan.samples, dtype=bool))
+        token_ids = _token_ids(plan)
+        first, stop = self._token_offset, self._token_offset + shape.num_tokens
+        buffer[first : first + len(token_ids)] = token_ids
+        buffer[first + len(token_ids) : stop] = 0
+        places, block_ids = self._update_tables(plan.requests, slots, ends)
+        num_new = len(places)
+        on_host = self._tables.device.type == "cpu"
+        if on_host or num_new > _MAX_NEW_BLOCKS:
+            self._staging.send(stop)
+            if not on_host:
+                self._tables.copy_(torch.from_numpy(self._host_tables))
+            return
+        buffer[stop : stop + num_new], buffer[stop + num_new : stop + 2 * num_new] = places, block_ids
+        self._staging.send(stop + 2 * num_new)
+        if num_new:
+            sent = self._staging.device
+            self._tables.view(-1)[sent[stop : stop + num_new]] = sent[stop + num_new : stop + 2 * num_new]
+
+    def inputs(self, shape: StepShape, starts: list[int] | None = None, lengths: list[int] | None = None) -> ModelInputs:
+        """The views that a forward of this shape reads. starts, lengths: the rows' own, where the host knows them; else bounds."""
+        tokens, num_rows = shape.num_tokens, shape.num_rows
+        if starts is None or lengths is None:
+            starts = list(range(num_rows + 1)) if shape.only_singles else [0] * num_rows + [tokens]
+            lengths = [self.max_model_len] * num_rows
+            num_single = num_rows
+        else:
+            num_single = sum(stop - start == 1 for start, stop in pairwise(starts))
+        sections = _Sections.of(self._staging.device, self.max_rows)
+        rows = StepRows(
+            starts, lengths, sections.cu_seqlens[: num_rows + 1], sections.seq_lens[:num_rows], num_single, sections.slots[:num_rows]
+        )
+        places = TokenPlaces(self._places.input_ids[:tokens], self._places.positions[:tokens], self._places.slot_mapping[:, :tokens])
+        groups = tuple(
+            GroupMetadata(mapping, self._bind_attention(table, rows, window))
+            for mapping, table, window in zip(places.slot_mapping, self._tables, self._windows, strict=True)
+        )
+        known_ids = self._staging.device[self._token_offset :][:tokens]
+        return ModelInputs(rows, places, known_ids, AttentionMetadata(groups), sections.sampled_tokens[:num_rows])
+
+    def place(self, inputs: ModelInputs) -> None:
+        """Work out the tokens of the staged step."""
+        self._ops.place_tokens(inputs.rows, inputs.known_ids, self.newest_ids, self._tables, self._block_size, inputs.places)
+
+    def _bind_attention(self, block_tables: Tensor, rows: StepRows, window: int | None) -> Attention:
+        block_mass = self._block_mass if window is None else None
+        return self._ops.bind_attention(block_tables, rows, window, self._block_size, block_mass)
+
+    def _update_tables(self, requests: Sequence[ScheduledRequest], slots: IntArray, ends: IntArray) -> tuple[list[int], list[int]]:
         """Copy the block ids that are new since the slot's step before; all of them for a new or returning tenant.
 
-        A block that has left the window becomes null in the request's table and stays stale here: no kernel reads it.
+        Returns where in the flat tables something changed, and to what. A block that has left the window becomes null in the request's
+        table and stays stale here: no kernel reads it.
         """
         tenants, stays = self._tenants, self._stays
-        for request, slot in zip(requests, slots, strict=True):
+        for request in requests:
+            slot = request.slot
             if tenants[slot] is not request or stays[slot] != request.num_preemptions:
                 tenants[slot], stays[slot] = request, request.num_preemptions
-                for known in self._known:
-                    known[slot] = 0
-        for group, (table, known) in enumerate(zip(self._tables, self._known, strict=True)):
-            for request, slot in zip(requests, slots, strict=True):
-                block_ids = request.block_tables[group].block_ids
-                if len(block_ids) > known[slot]:
-                    table[slot, known[slot] : len(block_ids)] = block_ids[known[slot] :]
-                    known[slot] = len(block_ids)
+                self._num_known[:, slot] = 0
+        places: list[int] = []
+        new_ids: list[int] = []
+        needed = -(-ends // self._block_size)
+        width = self._host_tables.shape[2]
+        for group, row in np.argwhere(self._num_known[:, slots] < needed).tolist():
+            request = requests[row]
+            slot, block_ids = request.slot, request.block_tables[group].block_ids
+            known = int(self._num_known[group, slot])
+            self._host_tables[group, slot, known : len(block_ids)] = block_ids[known:]
+            self._num_known[group, slot] = len(block_ids)
+            line = (group * (self.max_rows + 1) + slot) * width
+            places.extend(range(line + known, line + len(block_ids)))
+            new_ids.extend(block_ids[known:])
+        return places, new_ids
 
-    def _slot_mapping(self, table: NDArray[np.int32], slot_of_token: IntArray, positions: IntArray) -> IntArray:
-        blocks = table[slot_of_token, positions // self._block_size].astype(np.int64)
-        return blocks * self._block_size + positions % self._block_size
 
-    def _to_device(self, array: NDArray) -> Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
+class _Sections(NamedTuple):
+    """The numbers of the rows, at fixed places of a buffer on either side: views of a tensor or of an array."""
+
+    cu_seqlens: Any
+    seq_lens: Any
+    slots: Any
+    sampled_tokens: Any
+    sampled_slots: Any
+
+    @classmethod
+    def of(cls, buffer: Any, max_rows: int) -> "_Sections":
+        first = max_rows + 1
+        return cls(buffer[:first], *(buffer[first + i * max_rows : first + (i + 1) * max_rows] for i in range(4)))
+
+    def write(self, shape: StepShape, slots: IntArray, counts: IntArray, ends: IntArray, samples: NDArray[np.bool_]) -> None:
+        """Rows and what they sample, then padding."""
+        rows, padding = len(slots), slice(len(slots), shape.num_rows)
+        null_slot = len(self.slots)
+        self.cu_seqlens[0] = 0
+        np.cumsum(counts, out=self.cu_seqlens[1 : rows + 1])
+        stops = self.cu_seqlens[1 : rows + 1]
+        self.seq_lens[:rows] = ends
+        self.slots[:rows] = slots
+        self.slots[padding] = null_slot
+        self.seq_lens[padding] = shape.only_singles
+        num_tokens = int(self.cu_seqlens[rows])
+        num_padding = shape.num_rows - rows
+        self.cu_seqlens[rows + 1 : shape.num_rows + 1] = num_tokens + np.arange(1, num_padding + 1) * shape.only_singles
+        num_sampled = int(samples.sum())
+        self.sampled_tokens[:num_sampled] = stops[samples] - 1
+        self.sampled_tokens[num_sampled:] = 0
+        self.sampled_slots[:num_sampled] = slots[samples]
+        self.sampled_slots[num_sampled:] = null_slot
 
 
-def _token_ids(plan: StepPlan) -> tuple[IntArray, list[int]]:
-    """The ids of all tokens, row after row, and the rows whose last id is still on the device (0 stands for it here)."""
+def _token_ids(plan: StepPlan) -> list[int]:
+    """The ids of all tokens, row after row; -1 for one that has been sampled and not collected."""
     token_ids: list[int] = []
-    on_device: list[int] = []
-    for row, (request, start, count) in enumerate(zip(plan.requests, plan.starts, plan.num_new_tokens, strict=True)):
+    for request, start, count in zip(plan.requests, plan.starts, plan.num_new_tokens, strict=True):
         known = request.token_ids
-        if start + count > len(known):
-            on_device.append(row)
-            token_ids += known[start:]
-            token_ids.append(0)
-        elif count == 1:
-            token_ids.append(known[start])
+        if count == 1:
+            token_ids.append(known[start] if start < len(known) else -1)
         else:
             token_ids += known[start : start + count]
-    return np.array(token_ids, dtype=np.int64), on_device
+            if start + count > len(known):
+                token_ids.append(-1)
+    return token_ids

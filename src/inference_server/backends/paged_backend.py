@@ -1,163 +1,186 @@
 """`PagedBackend`: the hand-written models over the paged KV arena, on CUDA, MPS or the CPU.
 
-It owns the weights, the arena and the newest token of every slot. A step is: block copies, one forward over the flat batch,
-logits of the rows that sample, their tokens. What a row may attend to is the plan's business, what a token costs the model's.
+It owns the weights and the arena and counts the memory that steps will take. A step is: block copies, the runner's forward, the choice of
+tokens, and their way back. What a row may attend to is the plan's business, what a token costs the model's.
 """
 
-from collections.abc import Callable
+import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from inference_server.backends.device import free_bytes, select_device, select_dtype, step_errors, use_available_cores
+from inference_server.backends.block_mass import BlockMass
+from inference_server.backends.cuda_graph_pool import GraphSizes
+from inference_server.backends.device import free_bytes, select_device, step_errors, use_available_cores
 from inference_server.backends.input_batch import InputBatch
 from inference_server.backends.kv_tensors import KVTensors
-from inference_server.checkpoints.errors import CheckpointError
-from inference_server.core.errors import ModelLoadError
+from inference_server.backends.model_loading import OpenCheckpoint, PagedModel, load_paged_model
+from inference_server.backends.model_runner import ModelRunner
+from inference_server.backends.null_plan import null_plan
+from inference_server.backends.staging import ReturnedIds, Returns
+from inference_server.core.errors import EngineDeadError, ModelLoadError
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import ModelSpec
 from inference_server.core.options import ModelOptions
 from inference_server.core.plan import StepPlan, StepResult, TokenMasks
-from inference_server.core.request import BlockTable, ScheduledRequest
-from inference_server.core.sampling_params import SamplingParams
-from inference_server.kernels.ops import Ops
-from inference_server.kernels.select_ops import select_ops
-from inference_server.models.registry import Model, find_family, read_config
-from inference_server.models.weights import RandomWeights, TensorSource, Weights
-from inference_server.sampling.token_rows import SamplingRows, TokenSampling
+from inference_server.sampling import logprobs, token_rows
+
+_TRIAL_BLOCK_SIZE = 16
+_GRAPHS_BYTES = 1 << 30  # what the driver keeps of all captured launches, at most
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class PagedStep:
-    """A launched step. rows: the indices in the plan of the rows that sample; sampling: the same rows for the sampler."""
+    """A launched step. rows: the indices in the plan of the rows that sample; sampling: the same rows for the sampler.
+
+    prompt_scores: of prompt tokens, by row of the plan; scores: of the sampled tokens.
+    """
 
     step_id: int
     num_rows: int
     rows: list[int]
-    sampling: SamplingRows
-    logits: torch.Tensor | None = None
-    token_ids: torch.Tensor | None = None
-    copied: torch.cuda.Event | None = None
+    sampling: token_rows.SamplingRows
+    prompt_scores: dict[int, list[logprobs.Scores]]
+    scores: logprobs.Scores | None = None
+    block_mass: torch.Tensor | None = None
+    returned: ReturnedIds | None = None
 
 
 class PagedBackend:
     """An `InferenceBackend` for the architectures of `models.registry`."""
 
-    def __init__(
-        self, options: ModelOptions, folder: Path, open_checkpoint: Callable[[Path], TensorSource], sampler: TokenSampling
-    ) -> None:
+    def __init__(self, options: ModelOptions, folder: Path, open_checkpoint: OpenCheckpoint, sampler: token_rows.TokenSampling) -> None:
         self._options = options
         self._folder = folder
         self._open_checkpoint = open_checkpoint
         self._sampler = sampler
         self._device = torch.device("cpu")
-        self._ops: Ops | None = None
-        self._max_model_len = 0
-        self._model: Model | None = None
+        self._model: PagedModel | None = None
         self._kv: KVTensors | None = None
-        self._batch: InputBatch | None = None
-        self._last_token_ids = torch.empty(0, dtype=torch.int64)
+        self._runner: ModelRunner | None = None
+        self._block_mass: BlockMass | None = None
 
     def load(self) -> ModelSpec:
-        config_dict = read_config(self._folder)
-        found = find_family(config_dict)
-        if found is None:
-            raise ModelLoadError(f"architecture {config_dict.get('architectures')} has no hand-written forward; use BACKEND=hf")
-        architecture, family = found
-        self._device = select_device(self._options.device)
-        dtype = select_dtype(self._options.dtype)
-        if self._device.type == "cpu":
+        self._device = device = select_device(self._options.device)
+        if device.type == "cpu":
             use_available_cores()
-        ops = self._ops = select_ops(self._device, dtype)
-        config = family.config_from_dict(config_dict)
-        try:
-            weights = self._open_weights(dtype, ops)
-            self._model = family.model(config, weights)
-        except (CheckpointError, torch.OutOfMemoryError) as error:
-            raise ModelLoadError(str(error).splitlines()[0]) from error
-        self._max_model_len = config.max_position_embeddings
+        self._model = model = load_paged_model(self._options, self._folder, self._open_checkpoint, device)
+        self._returns = Returns(self._options.max_batch_size, device)
         return ModelSpec(
-            architecture=architecture,
-            vocab_size=config.vocab_size,
-            max_model_len=config.max_position_embeddings,
-            groups=config.layer_groups(dtype.itemsize),
-            device=str(self._device),
-            dtype=str(dtype).removeprefix("torch."),
-            num_parameters=weights.num_parameters,
-            free_bytes=free_bytes(self._device),
-            supports_overlap=self._device.type == "cuda",
+            architecture=model.architecture,
+            vocab_size=model.vocab_size,
+            max_model_len=model.own_max_model_len,
+            groups=model.groups,
+            device=str(device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            num_parameters=model.num_parameters,
+            free_bytes=max(0, free_bytes(device) - self._reserved_bytes(model)),
+            supports_overlap=device.type == "cuda",
+            supports_prompt_logprobs=True,
         )
 
     def allocate(self, layout: KVLayout) -> None:
-        """Raises ModelLoadError when the arena does not fit."""
-        assert self._ops is not None, "load comes first"
-        dtype = select_dtype(self._options.dtype)
-        max_slots = self._options.max_batch_size
-        try:
-            self._kv = KVTensors(layout, dtype, self._device)
-        except (RuntimeError, MemoryError) as error:
-            raise ModelLoadError(f"a KV arena of {layout.arena_bytes / 2**30:.1f} GiB does not fit on {self._device}") from error
-        self._batch = InputBatch(layout, max_slots, self._max_model_len, self._device, self._ops)
-        self._last_token_ids = torch.zeros(max_slots, dtype=torch.int64, device=self._device)
-        self._warm_up(len(layout.groups))
+        """On CUDA this captures the graphs. Raises ModelLoadError when the arena does not fit."""
+        self._prepare(layout)
+        for count in (1, 2):  # so that no request waits for a library's first call or a kernel's compiler
+            self._run(null_plan([count], layout))
+        if self._device.type == "cuda" and self._block_mass is None:  # mass is measured by operations that wait for the device
+            self._capture()
 
     def launch(self, plan: StepPlan) -> PagedStep:
-        assert self._model is not None and self._kv is not None and self._batch is not None, "load and allocate come first"
-        step = _sampling_rows(plan)
+        runner, kv = self._prepared()
         with step_errors(), torch.inference_mode():
-            self._kv.copy_blocks(plan.block_copies)
-            inputs = self._batch.build(plan, self._last_token_ids)
-            hidden = self._model.forward(inputs.input_ids, inputs.positions, inputs.metadata, self._kv)
-            if step.rows:
-                step.logits = self._model.compute_logits(hidden[inputs.sampling_tokens])
-        return step
+            kv.copy_blocks(plan.block_copies)
+            if self._block_mass is not None:
+                self._block_mass.clear_reused(plan)
+            prompt_scores = runner.launch(plan)
+        rows = [row for row, samples in enumerate(plan.samples) if samples]
+        requests = [plan.requests[row] for row in rows]
+        positions = [plan.starts[row] + plan.num_new_tokens[row] for row in rows]
+        sampling = token_rows.SamplingRows(requests, positions, [request.slot for request in requests])
+        return PagedStep(plan.step_id, len(plan), rows, sampling, prompt_scores)
 
     def sample(self, step: PagedStep, masks: TokenMasks | None = None) -> None:
-        if step.logits is None:
-            return
+        runner, _ = self._prepared()
         with step_errors(), torch.inference_mode():
-            token_ids = self._sampler(step.logits, step.sampling.masked(step.rows, masks)).token_ids
-            self._last_token_ids[torch.tensor(step.sampling.slots, device=self._device)] = token_ids
-            step.logits = None
-            step.token_ids = token_ids.to("cpu", non_blocking=True)
-            if self._device.type == "cuda":
-                step.copied = torch.cuda.Event()
-                step.copied.record()
+            token_ids, step.scores = runner.sample(step.sampling.masked(step.rows, masks))
+            step.block_mass = None if self._block_mass is None else self._block_mass.after_step()
+            step.returned = self._returns.enqueue(token_ids)  # what is on its way before has come with it
 
     def collect(self, step: PagedStep) -> StepResult:
+        assert step.returned is not None, "sample comes first"
         token_ids = [-1] * step.num_rows
-        if step.token_ids is not None:
-            with step_errors():
-                if step.copied is not None:
-                    step.copied.synchronize()
-                for row, token_id in zip(step.rows, step.token_ids.tolist(), strict=True):
-                    token_ids[row] = token_id
-        return StepResult(step.step_id, token_ids)
+        with step_errors():
+            for row, token_id in zip(step.rows, self._returns.wait(step.returned), strict=True):
+                token_ids[row] = token_id
+        of_sampled = logprobs.values_by_row(step.scores, step.sampling.requests, step.rows)
+        of_prompts = {row: [value for part in parts for value in part.values()] for row, parts in step.prompt_scores.items()}
+        block_mass = None if step.block_mass is None else step.block_mass.tolist()
+        return StepResult(step.step_id, token_ids, of_sampled, of_prompts, block_mass)
+
+    @property
+    def graph_hits(self) -> tuple[int, int]:
+        """Forwards since `allocate` that were replayed as graphs, and all of them."""
+        runner, _ = self._prepared()
+        return runner.num_captured_steps, runner.num_steps
 
     def close(self) -> None:
-        self._model = self._kv = self._batch = None
+        self._model = self._kv = self._runner = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _open_weights(self, dtype: torch.dtype, ops: Ops) -> Weights:
-        if self._options.load_format == "dummy":
-            return RandomWeights(self._device, dtype, ops)
-        return Weights(self._open_checkpoint(self._folder), self._device, dtype, ops)
+    def _prepare(self, layout: KVLayout) -> None:
+        model, options, device = self._model, self._options, self._device
+        assert model is not None, "load comes first"
+        try:
+            self._kv = KVTensors(layout, model.dtype, device)
+        except (RuntimeError, MemoryError) as error:
+            raise ModelLoadError(f"a KV arena of {layout.arena_bytes / 2**30:.1f} GiB does not fit on {device}") from error
+        max_tokens = max(options.max_batched_tokens, model.max_model_len)  # a prompt that is computed whole may exceed the budget
+        mass = self._block_mass = BlockMass(layout, device) if options.block_mass else None
+        batch = InputBatch(
+            layout, options.max_batch_size, max_tokens, model.max_model_len, device, model.ops, None if mass is None else mass.values
+        )
+        self._runner = ModelRunner(model.model, self._kv, batch, self._sampler)
 
-    def _warm_up(self, num_groups: int) -> None:
-        """One token, then two, their KV in the null block, so that no request waits for a library's first call or a kernel's compiler."""
-        for count in (1, 2):
-            tables = [BlockTable([0] * count) for _ in range(num_groups)]
-            plan = StepPlan(step_id=-1)
-            plan.add(ScheduledRequest("", [0] * count, SamplingParams(), 0.0, slot=0, block_tables=tables), 0, count, samples=True)
-            step = self.launch(plan)
-            self.sample(step)
-            self.collect(step)
+    def _prepared(self) -> tuple[ModelRunner, KVTensors]:
+        if self._runner is None or self._kv is None:
+            raise EngineDeadError("the backend has no KV arena: it was not allocated, or it was closed")
+        return self._runner, self._kv
 
+    def _capture(self) -> None:
+        runner, _ = self._prepared()
+        options = self._options
+        sizes = GraphSizes.choose(options.max_batch_size, options.max_batched_tokens, options.cuda_graph_sizes)
+        started, free = time.perf_counter(), free_bytes(self._device)
+        with torch.inference_mode():
+            runner.capture(sizes)
+        taken = (free - free_bytes(self._device)) / 2**30
+        logger.info("captured CUDA graphs in %.1f s, in %.2f GiB", time.perf_counter() - started, taken)
 
-def _sampling_rows(plan: StepPlan) -> PagedStep:
-    rows = [row for row, samples in enumerate(plan.samples) if samples]
-    requests = [plan.requests[row] for row in rows]
-    positions = [plan.starts[row] + plan.num_new_tokens[row] for row in rows]
-    return PagedStep(plan.step_id, len(plan), rows, SamplingRows(requests, positions, [request.slot for request in requests]))
+    def _reserved_bytes(self, model: PagedModel) -> int:
+        """What steps take beside weights and KV: measured by running the largest one in the null block.
+
+        Its activations count twice, for the memory of the graphs and for steps outside of graphs, which do not share any.
+        """
+        if self._device.type != "cuda":
+            return 0
+        layout = KVLayout(model.groups, _TRIAL_BLOCK_SIZE, num_slabs=1)
+        max_rows = self._options.max_batch_size
+        self._prepare(layout)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        self._run(null_plan([min(self._options.max_batched_tokens // max_rows, model.max_model_len)] * max_rows, layout))
+        peak = torch.cuda.max_memory_allocated(self._device) - before
+        self._runner = self._kv = None
+        torch.cuda.empty_cache()
+        return 2 * peak + _GRAPHS_BYTES
+
+    def _run(self, plan: StepPlan) -> None:
+        step = self.launch(plan)
+        self.sample(step)
+        self.collect(step)

@@ -21,6 +21,7 @@ from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import ModelSpec
 from inference_server.core.options import ModelOptions
 from inference_server.core.plan import StepPlan, StepResult, TokenMasks
+from inference_server.sampling.logprobs import Scores, values_by_row
 from inference_server.sampling.token_rows import SamplingRows
 from inference_server.sampling.token_sampler import TokenSampler
 
@@ -35,6 +36,7 @@ class TorchStep:
     sampling: SamplingRows
     logits: Tensor | None
     token_ids: Tensor | None = None
+    scores: Scores | None = None
 
 
 class TorchBackend:
@@ -77,7 +79,7 @@ class TorchBackend:
     def sample(self, step: TorchStep, masks: TokenMasks | None = None) -> None:
         if step.logits is not None:
             with step_errors(), torch.inference_mode():
-                step.token_ids = self._sampler(step.logits, step.sampling.masked(step.rows, masks)).token_ids
+                step.token_ids, step.scores = self._sampler(step.logits, step.sampling.masked(step.rows, masks))
             step.logits = None
 
     def collect(self, step: TorchStep) -> StepResult:
@@ -86,7 +88,7 @@ class TorchBackend:
             with step_errors():
                 for row, token_id in zip(step.rows, step.token_ids.tolist(), strict=True):
                     token_ids[row] = token_id
-        return StepResult(step.step_id, token_ids)
+        return StepResult(step.step_id, token_ids, values_by_row(step.scores, step.sampling.requests, step.rows))
 
     def close(self) -> None:
         self._model = self._kv = None

@@ -31,10 +31,9 @@ def prepare_embedded(cache_dir: Path, progress: bool = True) -> Path:
 
 
 def _convert(folder: Path, progress: bool) -> None:
-    package = _load_package()
     logger.info("preparing the embedded model: Gemma is provided under and subject to the Gemma Terms of Use (%s beside it)", _TERMS[0])
     gguf = folder / "assembled.gguf"
-    _assemble(package, gguf, progress)
+    assemble(gguf, progress)
     write_hf_folder(gguf, folder, greedy=True, progress=progress)
     gguf.unlink()
     for name in _TERMS:
@@ -50,15 +49,19 @@ def _load_package() -> ModuleType:
         ) from error
 
 
-def _assemble(package: ModuleType, target: Path, progress: bool) -> None:
-    """Join the package's chunks into one file and check its digest on the way."""
+def assemble(target: Path, progress: bool = True) -> None:
+    """Join the package's chunks into the GGUF file `target`, and check its digest on the way. Raises `CheckpointError`."""
+    package = _load_package()
     try:
         chunks: list[Path] = package.chunk_paths()
         total = sum(chunk.stat().st_size for chunk in chunks)
     except (FileNotFoundError, ModuleNotFoundError) as error:
         raise CheckpointError(f"the embedded model's packages are incomplete, reinstall inference-server[embedded] ({error})") from error
     digest = hashlib.sha256()
-    with target.open("wb") as out, tqdm(total=total, unit="B", unit_scale=True, desc="Assembling", disable=not progress) as bar:
+    with (
+        target.open("wb") as out,
+        tqdm(total=total, unit="B", unit_scale=True, desc="Assembling", disable=None if progress else True) as bar,
+    ):
         for chunk in chunks:
             with chunk.open("rb") as part:
                 while block := part.read(_COPY_BYTES):

@@ -17,7 +17,7 @@ from inference_server.checkpoints.errors import CheckpointError
 from inference_server.checkpoints.gguf import GGUFFile
 from inference_server.checkpoints.gguf_tokenizer import build_tokenizer_json
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """Part of the folder's name: raise it when the output changes, and old caches are converted anew."""
 
 _ARCHITECTURE = "gemma3"
@@ -67,7 +67,7 @@ def write_hf_folder(path: Path, folder: Path, *, greedy: bool, progress: bool) -
         raise CheckpointError(f"{path}: architecture {architecture!r} is not supported from GGUF, only {_ARCHITECTURE!r} is")
     try:
         files = _json_files(gguf, greedy)
-    except (KeyError, IndexError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise CheckpointError(f"{path}: incomplete metadata ({error})") from error
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
@@ -91,7 +91,7 @@ def _convert_tensors(gguf: GGUFFile, progress: bool) -> dict[str, torch.Tensor]:
     """All weights in bf16 under their Hugging Face names; the projections need no permutation for Gemma 3."""
     out: dict[str, torch.Tensor] = {}
     total = sum(info.num_bytes for info in gguf.tensors.values())
-    with tqdm(total=total, unit="B", unit_scale=True, desc="Converting weights", disable=not progress) as bar:
+    with tqdm(total=total, unit="B", unit_scale=True, desc="Converting weights", disable=None if progress else True) as bar:
         for name, info in gguf.tensors.items():
             out[hf_name(name)] = _convert_tensor(gguf, name)
             bar.update(info.num_bytes)

@@ -84,4 +84,7 @@ class EngineDeadError(InferenceServerError):
 
 
 class ModelLoadError(Exception):
-    """The model cannot be loaded. The message is one clear line for the operator."""
+    """The model cannot be loaded. The message is one clear line for the operator, whatever a library's error put into it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))

@@ -28,17 +28,20 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One generation to run. A sampling field of None takes the model's default.
+    """What to generate for one prompt. A sampling field of None takes the model's default.
 
     prompt: raw text (BOS is added), token ids (taken as they are), or a chat.
     arrival_time: when the server first saw the request, in seconds of the monotonic clock; deadlines and TTFT count from it.
     client_id: the client's own id, only ever echoed. fairness_key: whose share of the service this request uses.
     grammar: what the answer must fit; None for any text. Calls that a chat forces are not in it.
-    max_tokens: more than the room in the context is clamped; None takes default_max_tokens, and that takes the engine's.
+    n: choices wanted, each a generation of its own; choice i draws with seed + i.
+    max_tokens: 0 only with return_prompt; more than the room in the context is clamped; None takes default_max_tokens, and that takes
+    the engine's.
     """
 
     prompt: str | Sequence[int] | ChatPrompt
     arrival_time: float
+    n: int = 1
     max_tokens: int | None = None
     default_max_tokens: int | None = None
     temperature: float | None = None
@@ -48,7 +51,7 @@ class GenerationRequest:
     seed: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: frozenset[int] | None = None
     min_tokens: int = 0
@@ -58,6 +61,9 @@ class GenerationRequest:
     ignore_eos: bool = False
     grammar: GrammarSpec | None = None
     skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_prompt: bool = False
     client_id: str = ""
     session_id: str = ""
     fairness_key: str = ""

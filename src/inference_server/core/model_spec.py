@@ -12,6 +12,7 @@ class ModelSpec:
     max_model_len: the model's own context length in tokens. free_bytes: device memory left for the KV arena.
     supports_mixed: decodes and prefill chunks of several requests may share one forward.
     supports_overlap: a step may be launched before the one before it has been collected.
+    supports_prompt_logprobs: a step can tell the log-probabilities of the prompt tokens it computes.
     """
 
     architecture: str
@@ -24,6 +25,7 @@ class ModelSpec:
     free_bytes: int
     supports_mixed: bool = True
     supports_overlap: bool = False
+    supports_prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +36,4 @@ class GenerationDefaults:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0

@@ -23,7 +23,12 @@ class PolicyName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Which model, and how the backend runs it. device and dtype may be "auto"."""
+    """Which model, and how the backend runs it. device and dtype may be "auto".
+
+    max_batch_size, max_batched_tokens: rows and tokens of the largest step. max_model_len: None for the model's own.
+    cuda_graph_sizes: rows of the steps to capture; empty for the usual ones, (0,) for none. ple_offload: embeddings for every
+    layer stay in the host's memory. block_mass: measure attention by block. quantization: "none" or "int8".
+    """
 
     model_name: str
     model_revision: str | None
@@ -31,15 +36,22 @@ class ModelOptions:
     backend: str = "auto"
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = "none"
     load_format: str = "auto"
     max_batch_size: int = 64
+    max_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    cuda_graph_sizes: tuple[int, ...] = ()
+    ple_offload: bool = False
+    block_mass: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
     """num_blocks: KV of that many blocks for all layers; None sizes the arena by memory_fraction of what is free.
 
-    enable_prefix_cache: keep the KV of sequences for later ones. eviction_policy: what of it goes first, "lru" or "sink_lru".
+    enable_prefix_cache: keep the KV of sequences for later ones. eviction_policy: what of it goes first, "lru", "sink_lru"
+    or "h2o", which needs a backend with `ModelOptions.block_mass`.
     """
 
     block_size: int = 16
@@ -66,6 +78,7 @@ class EngineOptions:
     """Limits of the queue and of time. Deadlines are seconds from arrival; None means no limit.
 
     max_model_len: None takes the model's own. default_max_tokens: for chat and /generate when the request names none.
+    check_integrity: recount the books of scheduler and cache whenever there is nothing left to do; what is off ends the engine.
     """
 
     max_model_len: int | None = None
@@ -74,6 +87,7 @@ class EngineOptions:
     request_deadline_s: float | None = 600.0
     default_max_tokens: int = 512
     stall_after_s: float = 60.0
+    check_integrity: bool = False
 
 
 @dataclass(frozen=True, slots=True)

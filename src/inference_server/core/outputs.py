@@ -1,6 +1,6 @@
-"""What a client's stream carries: deltas, the last of which is terminal.
+"""What a client's stream carries: deltas, the last of which of each choice is terminal.
 
-Every accepted request gets exactly one terminal delta: one with a `finish_reason`, or one with an `error`.
+Every choice of an accepted request gets exactly one terminal delta: one with a `finish_reason`, or one with an `error`.
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from inference_server.core.errors import InferenceServerError
+from inference_server.core.logprobs import TokenLogprobs
 from inference_server.core.request import FinishReason
 
 
@@ -45,20 +46,33 @@ class ToolCallDelta:
     state: CallState = CallState.OPEN
 
 
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """The tokens of a prompt. logprobs: those of the second token and all after it, or nothing."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class OutputDelta:
     """Text and tokens since the delta before. `text` may be empty while a stop string or a character is held back.
 
     Of a chat, `text` is the visible answer; thoughts and tool calls come apart from it where the model's format marks them.
+    index: of the choice in its stream, which sets it.
+    logprobs: one for each of token_ids if the request wants them, else none. prompt: with the first delta, if the request wants it.
     """
 
     text: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt: PromptTokens | None = None
     finish_reason: FinishReason | None = None
     error: InferenceServerError | None = None
     usage: Usage | None = None
+    index: int = 0
 
     @property
     def terminal(self) -> bool:
@@ -72,6 +86,8 @@ class OutputDelta:
         if later.tool_calls:
             self.tool_calls = merge_calls((*self.tool_calls, *later.tool_calls))
         self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.prompt = self.prompt or later.prompt
         self.finish_reason = later.finish_reason
         self.error = later.error
         self.usage = later.usage

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
+from inference_server.core.logprobs import TokenLogprobs
 from inference_server.core.request import ScheduledRequest
 
 TokenMasks: TypeAlias = Mapping[int, bytes]
@@ -77,12 +78,17 @@ class StepPlan:
 class StepResult:
     """What one collected step produced. token_ids[i] is row i's sampled token, or -1 where the row did not sample.
 
-    block_mass: attention mass by block id of the full group, when an eviction policy asked for it.
+    logprobs, prompt_logprobs: by row, where the request wants them: those of the sampled token, and of the prompt tokens that follow
+    the ones computed.
+    block_mass: now and then, when an eviction policy asked for it, the attention mass of decoding rows by block id of the full
+    group since the block was first written, older mass counting less.
     elapsed_s: what the step took, set by the engine: from its launch, or from the end of the step before if that was later, to
     its end. 0 when nobody measured it.
     """
 
     step_id: int
     token_ids: list[int]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     block_mass: list[float] | None = None
     elapsed_s: float = 0.0

@@ -62,8 +62,8 @@ class ScheduledRequest:
     num_collected_tokens: leading tokens whose KV is known to be written and whose ids are known (the "returned" counter);
         only these may be shared or cached.
     num_inflight_tokens: sampled on the device, not collected yet; they count in `num_tokens`.
-    num_cached_tokens: prompt tokens taken from the prefix cache at first admission.
     num_reasoning_tokens: output tokens that belong to thoughts.
+    num_cached_tokens: prompt tokens taken from the prefix cache, or from a parent's prompt, at first admission.
     slot: row of the backend's persistent batch while admitted, else -1.
     """
 

@@ -14,6 +14,8 @@ class SamplingParams:
     presence_penalty, frequency_penalty: subtracted once, and once an occurrence, from the logits of output tokens.
     repetition_penalty: divides positive logits and multiplies others, of tokens of the prompt and the output.
     logit_bias: (token id, what is added to its logit). allowed_token_ids: the only ids that may be drawn, None for all.
+    logprobs: how many of the most likely tokens to report beside each drawn one, None to report nothing. prompt_logprobs: the same for
+    the prompt's tokens; nothing of it is then taken from the prefix cache. return_prompt: the first output brings the prompt's tokens.
     """
 
     temperature: float = 1.0
@@ -33,6 +35,9 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: frozenset[int] | None = None
     skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_prompt: bool = False
 
     @property
     def greedy(self) -> bool:

@@ -14,7 +14,14 @@ from threading import Thread
 from typing import Literal
 
 from inference_server.core.clock import Clock
-from inference_server.core.errors import EngineDeadError, InferenceServerError, NotReadyError, OverloadedError, RequestAbortedError
+from inference_server.core.errors import (
+    EngineDeadError,
+    InferenceServerError,
+    InvalidRequestError,
+    NotReadyError,
+    OverloadedError,
+    RequestAbortedError,
+)
 from inference_server.core.generation import GenerationRequest
 from inference_server.core.options import EngineOptions
 from inference_server.core.records import EngineSnapshot
@@ -130,7 +137,7 @@ class AsyncEngine:
         """Until the engine thread has ended, by `stop` or by a failure, and every stream with it."""
         await self._ended.wait()
 
-    def check_admission(self) -> None:
+    def check_admission(self, num_places: int = 1) -> None:
         """Cheap enough to run before a body is read. Raises EngineDeadError, NotReadyError or OverloadedError."""
         if self._engine.state is EngineState.DEAD:
             raise self._end_error()
@@ -141,30 +148,35 @@ class AsyncEngine:
         # The snapshot is older than the count of places, and shows the rows of an ended request freed before its place is
         # given back: the difference never understates how many wait.
         num_waiting = self.num_open - self.snapshot.scheduler.num_active
-        if num_waiting >= self._options.max_queue_size:
+        if num_waiting + num_places > self._options.max_queue_size:
             retry_after_s = min(max(1.0, self._streams.seconds_per_end() * num_waiting / 2), _MAX_RETRY_S)
             raise OverloadedError(f"the queue is full: {num_waiting} requests wait", retry_after_s=retry_after_s)
 
-    async def generate(self, request: GenerationRequest) -> RequestStream:
-        """Let a request in, prepare it and send it to the engine.
+    async def generate(self, *requests: GenerationRequest) -> RequestStream:
+        """Let in what one client asks for, prepare it and send it to the engine. A stream of n choices of each, in their order.
 
-        Raises what `check_admission` raises, and InvalidRequestError or PromptTooLongError. Later failures are the stream's
-        terminal delta, which may be its first.
+        Every choice takes a place. Raises what `check_admission` raises, and InvalidRequestError or PromptTooLongError, for
+        all together. Later failures are terminal deltas of the stream, which may be its first.
         """
-        self.check_admission()
-        self._streams.take_place()
+        num_choices = sum(request.n for request in requests)
+        if num_choices > self._options.max_queue_size:
+            message = f"{num_choices} choices are more than the {self._options.max_queue_size} that may wait here"
+            raise InvalidRequestError(message, param="n" if len(requests) == 1 else "prompt")
+        self.check_admission(num_choices)
+        self._streams.take_places(num_choices)
         try:
-            scheduled = await self._prepare(request)
+            groups = await self._prepare(requests)
             if self._stopping or self._ended.is_set():
                 raise self._end_error()
         except BaseException:
-            self._streams.give_place_back()
+            self._streams.give_places_back(num_choices)
             raise
         if not self._streams.num_streams:
             self._busy_since = self._clock()
-        stream = RequestStream(scheduled.request_id, self._engine.abort)
+        stream = RequestStream([choice.request_id for group in groups for choice in group], self._engine.abort)
         self._streams.open(stream)
-        self._engine.add(scheduled)
+        for group in groups:
+            self._engine.add(*group)
         return stream
 
     async def tokenize(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
@@ -214,12 +226,16 @@ class AsyncEngine:
             return EngineDeadError(self._engine.load_error or "the engine has failed")
         return RequestAbortedError("the server is shutting down")
 
-    async def _prepare(self, request: GenerationRequest) -> ScheduledRequest:
+    async def _prepare(self, requests: Sequence[GenerationRequest]) -> list[list[ScheduledRequest]]:
         model = self._loaded()
-        inputs, grammar = InputProcessor(model, self._options), await self._grammars.compile(request, model)
-        if text_length(request.prompt) <= _WORKER_ABOVE_CHARS:
-            return inputs.process(request, grammar)
-        return await asyncio.to_thread(inputs.process, request, grammar)
+        inputs, grammars = InputProcessor(model, self._options), [await self._grammars.compile(request, model) for request in requests]
+
+        def choices() -> list[list[ScheduledRequest]]:
+            return [inputs.choices(request, grammar) for request, grammar in zip(requests, grammars, strict=True)]
+
+        if sum(text_length(request.prompt) for request in requests) <= _WORKER_ABOVE_CHARS:
+            return choices()
+        return await asyncio.to_thread(choices)
 
     def _inputs(self) -> InputProcessor:
         return InputProcessor(self._loaded(), self._options)

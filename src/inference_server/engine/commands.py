@@ -7,9 +7,10 @@ from inference_server.core.request import ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Take over a request; whoever sent it does not touch it again."""
+    """Take over a request, and children that continue the same prompt; whoever sent them does not touch them again."""
 
     request: ScheduledRequest
+    children: tuple[ScheduledRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,9 +71,12 @@ class Engine:
         self._pipeline: StepPipeline
         self._depth: int
 
-    def add(self, request: ScheduledRequest) -> None:
-        """Queue a request. Its deadlines are set here, by the options and its arrival. From any thread, as the next two."""
-        self._inbox.put(Add(request))
+    def add(self, request: ScheduledRequest, *children: ScheduledRequest) -> None:
+        """Queue a request, and others with the same prompt that start on its KV. From any thread, as the next two.
+
+        Their deadlines are set here, by the options and their arrival.
+        """
+        self._inbox.put(Add(request, children))
 
     def abort(self, request_id: str) -> None:
         """End a request at the next step boundary, whatever its state. Idempotent."""
@@ -135,7 +138,9 @@ class Engine:
         plan = self._scheduler.schedule(now)
         if plan is not None:
             self._pipeline.launch(plan)
-        self._idle = plan is None and not self._pipeline
+        was_idle, self._idle = self._idle, plan is None and not self._pipeline
+        if self._options.check_integrity and self._idle and not was_idle:
+            self._scheduler.check_integrity(self._open)
         if len(self._pipeline) > (0 if plan is None else self._depth):
             self._pipeline.collect()
         self._publish()
@@ -154,8 +159,10 @@ class Engine:
     def _apply(self, command: Command) -> None:
         now = self._clock()
         match command:
-            case Add(request):
+            case Add(request, children):
                 self._open.add(request, now)
+                for child in children:
+                    self._open.add(child, now, parent=request)
             case Abort(request_id):
                 self._open.end(request_id, FinishReason.ABORT, now, RequestAbortedError("the request was cancelled"))
             case Stop():

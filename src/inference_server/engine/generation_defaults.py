@@ -10,7 +10,9 @@ from inference_server.core.errors import ModelLoadError
 from inference_server.core.model_spec import GenerationDefaults
 
 # An integral limit takes integers only.
-SAMPLING_LIMITS: Mapping[str, float] = MappingProxyType({"temperature": 100.0, "top_p": 1.0, "top_k": 2**31 - 1, "min_p": 1.0})
+SAMPLING_LIMITS: Mapping[str, float] = MappingProxyType(
+    {"temperature": 100.0, "top_p": 1.0, "top_k": 2**31 - 1, "min_p": 1.0, "repetition_penalty": 10.0}
+)
 
 
 def generation_defaults(folder: Path) -> GenerationDefaults:
@@ -22,6 +24,8 @@ def generation_defaults(folder: Path) -> GenerationDefaults:
         limit = SAMPLING_LIMITS[name]
         if type(value) not in (int, type(limit)) or not 0 <= value <= limit:
             raise ModelLoadError(f"{path}: {name} is {json.dumps(value)[:64]}, and not a number from 0 to {limit}")
+        if name == "repetition_penalty" and not value:
+            raise ModelLoadError(f"{path}: repetition_penalty is 0, and logits are divided by it")
     return GenerationDefaults(**values)
 
 

@@ -5,6 +5,7 @@ Pure and safe to run in a worker thread. Ranges of sampling values are the API's
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -67,6 +68,21 @@ class InputProcessor:
             answer=answer,
             grammar=grammar,
         )
+
+    def choices(self, request: GenerationRequest, grammar: CompiledGrammar | None = None) -> list[ScheduledRequest]:
+        """As `process`, a request for each choice; the first is to be the parent of the others."""
+        first = self.process(request, grammar)
+        seeds = [(first.sampling.seed + index) % (1 << _SEED_BITS) for index in range(request.n)]
+        return [first] + [
+            replace(
+                first,
+                request_id=uuid4().hex,
+                token_ids=list(first.token_ids),
+                sampling=replace(first.sampling, seed=seed),
+                block_tables=[],
+            )
+            for seed in seeds[1:]
+        ]
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt, at least one. Raises InvalidRequestError."""
@@ -139,12 +155,14 @@ class InputProcessor:
         """A stop string that the template calls for stands for an end-of-text token, so `ignore_eos` drops both."""
         defaults = self._model.defaults
         wanted = _first(request.max_tokens, request.default_max_tokens, self._options.default_max_tokens)
-        if wanted < 1:
+        if wanted < (0 if request.return_prompt else 1):
             raise InvalidRequestError("at least one token must be asked for", param="max_tokens")
         if "" in request.stop:
             raise InvalidRequestError("a stop string must not be empty", param="stop")
         if request.min_tokens > wanted:
             raise InvalidRequestError(f"min_tokens is above the {wanted} tokens that may be generated", param="min_tokens")
+        if request.prompt_logprobs is not None and not self._model.spec.supports_prompt_logprobs:
+            raise UnsupportedParameterError("this backend has no log-probabilities of a prompt", param="echo")
         self._check_tokens(request)
         end_of_text = () if request.ignore_eos else self._model.tokenizer.eos_token_ids
         template_stops = self._model.template.stop_strings if isinstance(request.prompt, ChatPrompt) else ()
@@ -162,10 +180,13 @@ class InputProcessor:
             ignore_eos=request.ignore_eos,
             presence_penalty=request.presence_penalty,
             frequency_penalty=request.frequency_penalty,
-            repetition_penalty=request.repetition_penalty,
+            repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty),
             logit_bias=request.logit_bias,
             allowed_token_ids=request.allowed_token_ids,
             skip_special_tokens=request.skip_special_tokens,
+            logprobs=request.logprobs,
+            prompt_logprobs=request.prompt_logprobs,
+            return_prompt=request.return_prompt,
         )
 
     def _check_tokens(self, request: GenerationRequest) -> None:

@@ -7,6 +7,7 @@ answers while the import takes its seconds, and an engine on another backend nev
 import logging
 from pathlib import Path
 
+from inference_server.checkpoints.errors import CheckpointError
 from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import ModelSpec
@@ -20,8 +21,8 @@ from inference_server.scheduler.admission import AdmissionController
 from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
 from inference_server.tokenization.base import TokenizerLike
 from inference_server.tokenization.chat_template import ChatTemplate
-from inference_server.tokenization.errors import ChatTemplateError
-from inference_server.tokenization.tokenizer import Tokenizer
+from inference_server.tokenization.errors import ChatTemplateError, TokenizerError
+from inference_server.tokenization.tokenizer import ByteTokenizer, Tokenizer
 
 HOST_ARENA_BYTES = 4 * 2**30  # on the CPU the pool shares its memory with everything else that runs there
 
@@ -38,18 +39,29 @@ class ModelLoader:
 
     def load(self, max_model_len: int | None = None, chat_template: Path | None = None) -> LoadedModel:
         """Everything that serving the model takes. max_model_len: the operator's limit. Raises ModelLoadError."""
-        from inference_server.backends.factory import create_backend
         from inference_server.checkpoints.resolve import resolve_model
 
         folder = resolve_model(self._model.model_name, self._model.model_revision, self._model.cache_dir)
         try:
-            tokenizer = Tokenizer.from_folder(folder)
+            return self._load(folder, max_model_len, chat_template)
+        except (CheckpointError, TokenizerError) as error:
+            if self._model.cache_dir not in folder.parents:
+                raise
+            raise ModelLoadError(f"{error}; delete {folder} to have it converted again") from error
+
+    def _load(self, folder: Path, max_model_len: int | None, chat_template: Path | None) -> LoadedModel:
+        from inference_server.backends.factory import create_backend
+
+        tokenizer = _tokenizer(folder, self._model.load_format)
+        try:
             template = ChatTemplate.from_folder(folder, tokenizer, chat_template)
             template_prefix_len = template.template_prefix_len(tokenizer)
         except ChatTemplateError as error:
             raise ModelLoadError(str(error)) from error
         backend = create_backend(self._model, folder)
         spec = backend.load()
+        if isinstance(tokenizer, ByteTokenizer):
+            tokenizer = ByteTokenizer(spec.vocab_size)
         if max_model_len is not None and max_model_len > spec.max_model_len:
             raise ModelLoadError(f"MAX_MODEL_LEN {max_model_len} is above the model's own limit of {spec.max_model_len}")
         layout = kv_layout(self._cache, spec)
@@ -85,6 +97,14 @@ def grammar_compiler(tokenizer: TokenizerLike, vocab_size: int) -> GrammarCompil
         tokenizer.eos_token_ids,
         lambda text: tokenizer.encode(text, add_special_tokens=False),
     )
+
+
+def _tokenizer(folder: Path, load_format: str) -> TokenizerLike:
+    """The folder's own. Random weights say nothing anyway, so with them bytes will do. Raises TokenizerError."""
+    if load_format != "dummy" or (folder / "tokenizer.json").exists():
+        return Tokenizer.from_folder(folder)
+    logger.warning("%s: no tokenizer.json; text is taken as bytes, and other tokens are shown by their numbers", folder)
+    return ByteTokenizer()
 
 
 def kv_layout(options: CacheOptions, spec: ModelSpec) -> KVLayout:

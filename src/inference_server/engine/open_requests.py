@@ -4,7 +4,7 @@ An end frees the scheduler's resources, makes the terminal delta and writes the 
 for it: a stop, a deadline, an abort, a failed step or a dying engine. Deadlines cost a comparison a step, not a scan.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 
 from inference_server.core.errors import DeadlineExceededError, InferenceServerError, OverloadedError
@@ -38,13 +38,19 @@ class OpenRequests:
     def __len__(self) -> int:
         return len(self._requests)
 
+    def __iter__(self) -> Iterator[ScheduledRequest]:
+        return iter(self._requests.values())
+
     @property
     def next_deadline(self) -> float:
         """No deadline is due before this time; inf without any."""
         return self._next_deadline
 
-    def add(self, request: ScheduledRequest, now: float) -> None:
-        """Queue a request. One that the scheduler refuses, or that would wait beyond its admission deadline, ends at once."""
+    def add(self, request: ScheduledRequest, now: float, parent: ScheduledRequest | None = None) -> None:
+        """Queue a request, behind its parent if it has one.
+
+        One that the scheduler refuses, or that would wait beyond its admission deadline, ends at once.
+        """
         request.admission_deadline = min(request.admission_deadline, request.arrival_time + self._admission_limit_s)
         request.deadline = min(request.deadline, request.arrival_time + self._request_limit_s)
         self._requests[request.request_id] = request
@@ -54,7 +60,7 @@ class OpenRequests:
         try:
             if now + wait_s > request.admission_deadline:
                 raise OverloadedError(f"the request would wait for about {wait_s:.0f} s; try again later", retry_after_s=wait_s)
-            self._scheduler.add(request)
+            self._scheduler.add(request, parent)
         except InferenceServerError as error:
             self.end(request.request_id, FinishReason.ERROR, now, error)
 
@@ -120,7 +126,7 @@ def _due(request: ScheduledRequest) -> float:
 def _usage(request: ScheduledRequest, now: float) -> Usage:
     return Usage(
         prompt_tokens=request.num_prompt_tokens,
-        completion_tokens=request.num_output_tokens,
+        completion_tokens=min(request.num_output_tokens, request.sampling.max_tokens),
         cached_tokens=request.num_cached_tokens,
         ttft_s=None if request.first_token_time is None else request.first_token_time - request.arrival_time,
         total_s=now - request.arrival_time,

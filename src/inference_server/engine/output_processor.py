@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from inference_server.core.errors import InferenceServerError
 from inference_server.core.grammar import Constraint
-from inference_server.core.outputs import OutputDelta, ToolCallDelta, merge_calls
+from inference_server.core.logprobs import TokenLogprobs
+from inference_server.core.outputs import OutputDelta, PromptTokens, ToolCallDelta, merge_calls
 from inference_server.core.plan import StepPlan, StepResult, TokenMasks
 from inference_server.core.request import FinishReason, ScheduledRequest
 from inference_server.grammar.after_thought import AfterThought
@@ -44,17 +45,20 @@ class _TextState:
     parser: AnswerParser | None = None
     constraint: Constraint | None = None
     has_text: bool = False
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def take(self, token_id: int, delta: OutputDelta) -> FinishReason | None:
         """Adds what the token brings to `delta`; returns why it is the last, if it is."""
         sampling = self.request.sampling
+        if not sampling.max_tokens:  # the scheduler computes a prompt up to its first token, which nobody asked for
+            return FinishReason.LENGTH
         # The scheduler appends this token only after the step's outputs are known.
         num_tokens = self.request.num_output_tokens + 1
         if self.constraint is not None:
             self.constraint.advance(token_id, sampling.max_tokens - num_tokens)
         end_of_text = token_id in sampling.stop_token_ids
-        has_text = not end_of_text or sampling.include_stop
-        stopped = has_text and self._show(self.detokenizer.push([token_id]), delta, num_tokens > sampling.min_tokens)
+        shown = sampling.include_stop or not end_of_text
+        stopped = shown and self._show(self.detokenizer.push([token_id]), delta, num_tokens > sampling.min_tokens)
         if self.parser is not None:
             self.request.num_reasoning_tokens = self.parser.num_thought_pushes
         if not (stopped or end_of_text) and num_tokens < sampling.max_tokens:
@@ -65,11 +69,18 @@ class _TextState:
             return FinishReason.LENGTH
         return FinishReason.TOOL_CALLS if self.parser is not None and self.parser.num_calls else FinishReason.STOP
 
+    def keep_prompt_logprobs(self, start: int, logprobs: list[TokenLogprobs]) -> None:
+        """Those of the tokens after position `start` on; a request that was preempted computes some anew."""
+        self.prompt_logprobs[start:] = logprobs
+
+    def prompt(self) -> PromptTokens:
+        return PromptTokens(self.request.token_ids[: self.request.num_prompt_tokens], list(self.prompt_logprobs))
+
     def flush(self, delta: OutputDelta) -> bool:
         """Adds what was held back until now; returns whether a stop string, or the last call allowed, ends it."""
         if self._show(self.detokenizer.flush(), delta):
             return True
-        if self.parser is not None and self._show_parts(self.parser.flush(), delta):
+        if self.parser is not None and self._show_parts(self.parser.flush(), delta, True):
             return True
         delta.text += self.stop_checker.flush()
         return False
@@ -81,7 +92,7 @@ class _TextState:
         delta.text += visible
         return stopped
 
-    def _show_parts(self, parts: Sequence[Part], delta: OutputDelta, may_stop: bool = True) -> bool:
+    def _show_parts(self, parts: Sequence[Part], delta: OutputDelta, may_stop: bool) -> bool:
         """What follows a stop string is dropped, calls too."""
         for part in parts:
             if isinstance(part, str):
@@ -112,7 +123,7 @@ class OutputProcessor:
         }
 
     def add(self, request: ScheduledRequest) -> None:
-        mode, sampling = request.answer, request.sampling
+        sampling, mode = request.sampling, request.answer
         dialect = with_calls(self._dialect) if mode and mode.tools else self._dialect
         parser = AnswerParser(dialect, mode) if dialect and mode else None
         detokenizer = IncrementalDetokenizer(
@@ -146,17 +157,23 @@ class OutputProcessor:
         A fault in one row ends that request alone.
         """
         outputs = StepOutputs()
-        for request, token_id in zip(plan.requests, result.token_ids, strict=True):
+        for row, logprobs in result.prompt_logprobs.items():
+            if (state := self._states.get(plan.requests[row].request_id)) is not None:
+                state.keep_prompt_logprobs(plan.starts[row], logprobs)
+        for row, (request, token_id) in enumerate(zip(plan.requests, result.token_ids, strict=True)):
             state = self._states.get(request.request_id)
             if token_id < 0 or state is None:  # the row did not sample, or its request has ended since the launch
                 continue
+            delta = OutputDelta(token_ids=[token_id])
             if request.last_token_time is None:
+                delta.prompt = state.prompt() if request.sampling.return_prompt else None
                 request.first_token_time = now
                 outputs.first_token_s.append(now - request.arrival_time)
             else:
                 outputs.inter_token_s.append(now - request.last_token_time)
             request.last_token_time = now
-            delta = OutputDelta(token_ids=[token_id])
+            if row in result.logprobs:
+                delta.logprobs = [result.logprobs[row]]
             try:
                 reason = state.take(token_id, delta)
             except InferenceServerError as error:
@@ -166,6 +183,8 @@ class OutputProcessor:
                 delta.error, reason = InferenceServerError("the output could not be turned into text"), FinishReason.ERROR
             state.has_text = state.has_text or bool(delta.text or delta.reasoning or delta.tool_calls)
             outputs.deltas[request.request_id] = delta
+            if not request.sampling.max_tokens:
+                delta.token_ids, delta.logprobs = [], []
             if reason is not None:
                 outputs.stops[request.request_id] = reason
         return outputs

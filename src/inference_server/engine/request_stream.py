@@ -1,10 +1,11 @@
-"""`RequestStream`: one client's end of a generation, on the event loop. Nothing here ever waits for a reader.
+"""`RequestStream`: one client's end of its generations, on the event loop. Nothing here ever waits for a reader.
 
-Deltas that arrive before the reader comes for them are merged, so a slow reader costs one delta of memory and misses nothing.
+Deltas that arrive before the reader comes for them are merged by choice, so a slow reader costs one delta of memory a choice and
+misses nothing.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -13,18 +14,22 @@ from inference_server.core.outputs import OutputDelta
 
 
 class RequestStream:
-    """An async iterator of deltas; the last is terminal, and there is exactly one. Errors are deltas too, and never raised by iteration.
+    """An async iterator of the deltas of all choices, told apart by their index.
 
-    Leave early through `aclose`, or by leaving an `async with` block: that aborts the generation. All methods run on the loop.
+    Each choice has exactly one terminal delta, its last; iteration ends after all of these. Errors are deltas too, and never
+    raised by iteration. Leave early through `aclose`, or by leaving an `async with` block: that aborts what has not ended. All
+    methods run on the loop.
     """
 
-    def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
-        self.request_id = request_id
+    def __init__(self, request_ids: Sequence[str], abort: Callable[[str], None]) -> None:
+        """request_ids: one a choice, in their order."""
+        self.request_ids = request_ids
         self._abort = abort
-        self._pending: OutputDelta | None = None
+        self._indices = {request_id: index for index, request_id in enumerate(request_ids)}
+        self._pending: dict[int, OutputDelta] = {}  # by choice, those that came first in front
         self._wakeup = asyncio.Event()
-        self._complete = False
-        self._exhausted = False
+        self._unfinished = dict.fromkeys(request_ids)
+        self._num_unread = len(request_ids)  # terminal deltas
         self._started = False
 
     @property
@@ -32,15 +37,21 @@ class RequestStream:
         """Whether the reader has had its first delta."""
         return self._started
 
-    def push(self, delta: OutputDelta) -> None:
-        """Take the next delta, for the next read; a reader who waits already sleeps on until `wake`."""
-        if self._exhausted:
+    @property
+    def exhausted(self) -> bool:
+        """Whether the reader has had all there will be."""
+        return not self._num_unread
+
+    def push(self, request_id: str, delta: OutputDelta) -> None:
+        """Take the next delta of a choice, for the next read; a reader who waits already sleeps on until `wake`."""
+        if self.exhausted:
             return
-        self._complete = delta.terminal
-        if self._pending is None:
-            self._pending = delta
-        else:
-            self._pending.merge(delta)
+        if delta.terminal:
+            del self._unfinished[request_id]
+        delta.index = index = self._indices[request_id]
+        pending = self._pending.setdefault(index, delta)
+        if pending is not delta:
+            pending.merge(delta)
 
     def wake(self) -> None:
         self._wakeup.set()
@@ -49,36 +60,41 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> OutputDelta:
-        while self._pending is None:
-            if self._exhausted:
+        while not self._pending:
+            if self.exhausted:
                 raise StopAsyncIteration
             self._wakeup.clear()
             await self._wakeup.wait()
-        delta, self._pending = self._pending, None
+        delta = self._pending.pop(next(iter(self._pending)))
         self._started = True
-        self._exhausted = delta.terminal
+        self._num_unread -= delta.terminal
         return delta
 
     async def collect(self) -> OutputDelta:
-        """The whole generation as one delta. Raises the error that ended it, if one did; aborts it when cancelled."""
-        whole = OutputDelta()
+        """The first choice as one delta, as `collect_choices`."""
+        return (await self.collect_choices())[0]
+
+    async def collect_choices(self) -> list[OutputDelta]:
+        """Each choice as one delta. Raises the first error that ended one; aborts what has not ended then, or when cancelled."""
+        choices = [OutputDelta(index=index) for index in range(len(self.request_ids))]
         async with self:
             async for delta in self:
-                whole.merge(delta)
-        if not whole.terminal:
+                choices[delta.index].merge(delta)
+                if delta.error is not None:
+                    raise delta.error
+        if not all(choice.terminal for choice in choices):
             raise RequestAbortedError("the request was cancelled")
-        if whole.error is not None:
-            raise whole.error
-        return whole
+        return choices
 
     async def aclose(self) -> None:
-        """Abort the generation unless its terminal delta has arrived; iteration ends. Idempotent."""
-        if self._exhausted:
+        """Abort the choices whose terminal delta has not arrived; iteration ends. Idempotent."""
+        if self.exhausted:
             return
-        self._exhausted, self._pending = True, None
+        self._num_unread = 0
+        self._pending.clear()
         self.wake()
-        if not self._complete:
-            self._abort(self.request_id)
+        for request_id in self._unfinished:
+            self._abort(request_id)
 
     async def __aenter__(self) -> Self:
         return self

@@ -19,7 +19,7 @@ _RECENT_ENDS = 32
 
 
 class StreamRegistry:
-    """The streams whose terminal delta has not come yet, and the places of requests still on their way to one."""
+    """The streams of the requests whose terminal delta has not come yet, and the places of those still on their way to one."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop
@@ -40,14 +40,15 @@ class StreamRegistry:
 
     @property
     def num_streams(self) -> int:
+        """A stream with several choices counts once for each that has not ended."""
         return len(self._streams)
 
-    def take_place(self) -> None:
-        self._num_places += 1
+    def take_places(self, number: int = 1) -> None:
+        self._num_places += number
         self._quiet.clear()
 
-    def give_place_back(self) -> None:
-        self._num_places -= 1
+    def give_places_back(self, number: int = 1) -> None:
+        self._num_places -= number
         if not self._num_places:
             self._quiet.set()
 
@@ -60,8 +61,9 @@ class StreamRegistry:
         return (self._loop.time() - self._end_times[0]) / len(self._end_times) if self._end_times else 0.0
 
     def open(self, stream: RequestStream) -> None:
-        """Turn a place that was taken into a stream, which gives the place back when it ends."""
-        self._streams[stream.request_id] = stream
+        """Turn places that were taken, one a choice, into a stream; a choice that ends gives its place back."""
+        for request_id in stream.request_ids:
+            self._streams[request_id] = stream
 
     def hand_over(self, deltas: Mapping[str, OutputDelta]) -> None:
         """Crossing 2, from the engine thread: one callback a step, whatever the number of streams."""
@@ -85,11 +87,11 @@ class StreamRegistry:
             stream = self._streams.get(request_id)
             if stream is None:
                 continue
-            stream.push(delta)
+            stream.push(request_id, delta)
             if delta.terminal:
                 del self._streams[request_id]
                 self._end_times.append(self._loop.time())
-                self.give_place_back()
+                self.give_places_back()
             if crowded and stream.started and not delta.terminal:
                 if not self._asleep:
                     self._loop.call_later(_MERGE_S, self._wake_sleepers)

@@ -10,7 +10,7 @@ from math import ceil
 import torch
 
 MAX_SPLITS = 128
-MAX_PARTS = 8192  # parts of all rows: their results wait in memory, 16 KB each for eight heads of 512
+MAX_PARTS = 4096  # parts of all rows: their results wait in memory, 16 KB each for eight heads of 512
 MEASURED_SHARED_BYTES = 227 * 1024  # what a program may use on the measured card
 
 

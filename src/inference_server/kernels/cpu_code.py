@@ -69,6 +69,14 @@ class Code:
         x = self.select(x < low, low, x)
         return self.select(high < x, high, x)
 
+    def absolute(self, x: "Float") -> "Float":
+        return self._intrinsic("llvm.fabs", x)
+
+    def round(self, x: "Float") -> "Int":
+        """To the nearest integer, or the even one of two; |x| below 2^31."""
+        i32 = self.builder.fptosi(self._intrinsic("llvm.rint", x).ir, self.ir.IntType(32))
+        return Int(self, self.builder.sext(i32, self.ir.IntType(64)))
+
     def maximum(self, x: "Float", y: "Float | float") -> "Float":
         y = self.number(y)
         return self.select(x > y, x, y)
@@ -262,13 +270,16 @@ class Ints(Array):
 
 @dataclass(slots=True)
 class Int32s(Array):
-    """int32, widened when read."""
+    """int32, widened when read and cut when written."""
 
     def _element(self) -> Any:
         return self.code.ir.IntType(32)
 
     def __getitem__(self, index: Int | int) -> Int:
         return Int(self.code, self.code.builder.sext(self._load(index), self.code.ir.IntType(64)))
+
+    def __setitem__(self, index: Int | int, value: Int) -> None:
+        self.code.builder.store(self.code.builder.trunc(value.ir, self._element()), self._address(index))
 
 
 def _to_float32(value: float) -> float:

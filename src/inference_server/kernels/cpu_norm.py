@@ -1,4 +1,4 @@
-"""RMS norm on the CPU, the residual stream's sum and the next norm with it: `reference.add_rms_norm` in one pass over a row.
+"""RMS norm on the CPU, the residual stream's sum and the next norm with it: `reference.add_norm` in one pass over a row.
 
 Half of the operations of a decode step are these few thousand additions, so what counts is to be called seldom.
 """

@@ -6,8 +6,6 @@ context. Each part keeps its softmax's logarithm, as in Flash-Decoding, and a se
 `reference.paged_attention`. Importing this needs Triton.
 """
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -15,11 +13,13 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from inference_server.kernels.attention_tuning import MAX_SPLITS, DecodeLaunch, decode_launch
+from inference_server.kernels.launch import overlaps_launches
 
 LOG2_E = 1.4426950408889634
 MIN_DOT_ROWS = 16  # the smallest tile of queries that the tensor cores take
 FEW_SPLITS = 16  # the reduction is compiled for at most so many parts, and for any number
 REDUCE_DIMS = 64  # dimensions of a head that one program of the reduction handles
+MANY_HEADS = 1024  # of all rows: then a program takes four times the dimensions, since most have nothing to do and only cost their start
 
 
 def decode_attention(
@@ -35,12 +35,14 @@ def decode_attention(
     max_seq_len: int,
     scale: float,
     window: int | None,
+    slots: Tensor | None = None,
     launch: DecodeLaunch | None = None,
 ) -> None:
     """Write the attention of those of the first num_rows rows that have exactly one token; other tokens of `out` stay untouched.
 
     Arguments are those of `reference.paged_attention`; out is like q. max_seq_len: an upper bound of seq_lens, for the launch size
-    alone. head_dim is a power of two from 16 up; its elements, and nothing else, must be contiguous in q, key and value.
+    alone. slots: as in `StepRows`. head_dim is a power of two from 16 up; its elements, and nothing
+    else, must be contiguous in q, key and value.
     """
     num_heads, head_dim = q.shape[1:]
     block_size, num_kv_heads = key.shape[1:3]
@@ -51,7 +53,10 @@ def decode_attention(
     rows_padded = max(MIN_DOT_ROWS, triton.next_power_of_2(group))
     parts = torch.empty((num_rows, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
     part_lse = torch.empty((num_rows, num_heads, num_splits), dtype=torch.float32, device=q.device)
-    early = _launches_early(q.device)
+    early = overlaps_launches(q.device)
+    overlapping = {"launch_pdl": True} if early else {}
+    # For one row it was measured slower: its products fill the card with weights to come, and programs that wait seem to be in the way.
+    chained = early and num_rows > 1
     constants = {"WINDOW": window or 0, "BLOCK_N": launch.block_n, "HEAD_DIM": head_dim, "EARLY": early}
     _decode_kernel[(num_splits, num_kv_heads, num_rows)](
         q,
@@ -63,6 +68,7 @@ def decode_attention(
         block_tables,
         cu_seqlens_q,
         seq_lens,
+        slots,
         scale * LOG2_E,
         min_keys,
         *q.stride()[:2],
@@ -73,11 +79,13 @@ def decode_attention(
         GROUP=group,
         ROWS=rows_padded,
         **constants,
+        **(overlapping if chained else {}),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
     )
     if num_splits > 1:
-        dims = min(head_dim, REDUCE_DIMS)
+        few = num_splits <= FEW_SPLITS
+        dims = min(head_dim, REDUCE_DIMS * 4 if few and num_rows * num_heads >= MANY_HEADS else REDUCE_DIMS)
         _reduce_kernel[(num_rows, num_heads, head_dim // dims)](
             parts,
             part_lse,
@@ -87,18 +95,13 @@ def decode_attention(
             num_splits,
             min_keys,
             *out.stride()[:2],
-            SPLITS=FEW_SPLITS if num_splits <= FEW_SPLITS else MAX_SPLITS,
+            SPLITS=FEW_SPLITS if few else MAX_SPLITS,
             DIMS=dims,
+            CHAINED=chained,
             **constants,
-            **({"launch_pdl": True} if early else {}),
+            **overlapping,
             num_warps=4,
         )
-
-
-@cache
-def _launches_early(device: torch.device) -> bool:
-    """Whether a kernel may start while the one before it finishes (programmatic dependent launch, from Hopper on)."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @triton.jit
@@ -124,6 +127,7 @@ def _decode_kernel(
     tables_ptr,
     cu_seqlens_ptr,
     seq_lens_ptr,
+    slots_ptr,
     scale,
     min_keys,
     stride_q,
@@ -146,26 +150,29 @@ def _decode_kernel(
         gdc_launch_dependents()
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     token, next_token, length = tl.load(cu_seqlens_ptr + row), tl.load(cu_seqlens_ptr + row + 1), tl.load(seq_lens_ptr + row)
-    if next_token - token != 1:
-        return
+    slot = row
+    if slots_ptr is not None:
+        slot = tl.load(slots_ptr + row)
     max_splits = tl.num_programs(0)
     oldest, share, num_splits = _share(length, max_splits, min_keys, WINDOW, BLOCK_N)
-    if split >= num_splits:
-        return
     first = oldest + split * share
     stop = tl.minimum(first + share, length)
+    table = tables_ptr + slot * stride_table
+    position = first + tl.arange(0, BLOCK_N)
+    inside = tl.maximum(tl.minimum(position, stop - 1), 0)  # past the end the last key is read again, so free blocks never are
+    block = tl.load(table + inside // BLOCK_SIZE)
+    if EARLY:
+        gdc_wait()  # queries, keys and values are the kernel's before; what was read until here is the step's
+    if (next_token - token != 1) | (split >= num_splits):
+        return
 
     member = tl.arange(0, ROWS)
     head = kv_head * GROUP + tl.minimum(member, GROUP - 1)  # padding repeats the last head
     dim = tl.arange(0, HEAD_DIM)
     q = tl.load(q_ptr + token.to(tl.int64) * stride_q + head[:, None] * stride_q_head + dim[None, :])  # [ROWS, HEAD_DIM]
-    table = tables_ptr + row * stride_table
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
-    position = first + tl.arange(0, BLOCK_N)
-    inside = tl.minimum(position, stop - 1)  # past the end the last key is read again, so free blocks never are
-    block = tl.load(table + inside // BLOCK_SIZE)
     for _ in range(first, stop, BLOCK_N):
         where = block.to(tl.int64) * stride_block + (inside % BLOCK_SIZE) * stride_slot + kv_head * stride_kv_head
         inside = tl.minimum(position + BLOCK_N, stop - 1)
@@ -211,7 +218,10 @@ def _reduce_kernel(
     SPLITS: tl.constexpr,
     DIMS: tl.constexpr,
     EARLY: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    if CHAINED:
+        gdc_launch_dependents()
     row, head = tl.program_id(0), tl.program_id(1)
     token, next_token, length = tl.load(cu_seqlens_ptr + row), tl.load(cu_seqlens_ptr + row + 1), tl.load(seq_lens_ptr + row)
     _, _, num_splits = _share(length, max_splits, min_keys, WINDOW, BLOCK_N)

@@ -1,10 +1,8 @@
-"""The way from one sublayer to the next in one launch: norm of the output, residual addition, scale, norm of the next input.
+"""`reference.add_norm` in one launch: norm of a sublayer's output, residual addition, scale, norm of the next input.
 
-Gemma norms both sides of a sublayer; other families leave a half out. Sums are in float32; what the separate operations round to the
-activations' dtype is rounded here too, so that the fused step gives the same bits up to the order of a sum.
+Sums are in float32; what the separate operations round to the activations' dtype is rounded here too, so that the fused step gives the
+same bits up to the order of a sum.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -12,68 +10,49 @@ import triton.language as tl
 from torch import Tensor
 
 from inference_server.kernels.launch import overlaps_launches
-from inference_server.kernels.reference import rms_norm
+from inference_server.kernels.ops import AddNorm
 
 
-@dataclass(frozen=True, slots=True)
-class AddNorm:
-    """What lies between two sublayers: hidden = (residual + rms_norm(x, post)) * scale, normed = rms_norm(hidden, pre).
+def changes_stream(stream: Tensor | None, update: Tensor, norm: AddNorm) -> bool:
+    """Whether the new stream is more than the update itself."""
+    return stream is not None or norm.post is not None or norm.scale != 1.0 or update.ndim == 3
 
-    post, pre: float32 [size], or None for no norm there. scale: Gemma 4's layer scalar, 1 elsewhere.
+
+def add_norm(stream: Tensor | None, update: Tensor, norm: AddNorm, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """As the reference; everything contiguous. update may also be the partial sums of a layer, [parts, tokens, size], added in float32.
+
+    dtype: of the results, by default that of the stream, else of the update.
     """
-
-    post: Tensor | None
-    pre: Tensor | None
-    eps: float
-    scale: float = 1.0
-
-    def changes_hidden(self, residual: Tensor | None) -> bool:
-        return residual is not None or self.post is not None or self.scale != 1.0
-
-
-def add_norm(x: Tensor, residual: Tensor | None, norm: AddNorm) -> tuple[Tensor, Tensor]:
-    """x, residual [tokens, size], contiguous, to (hidden, normed), each [tokens, size]. Without a residual, hidden is rms_norm(x, post).
-
-    With a residual x may also be the partial sums of a linear layer, float32 [splits, tokens, size]; results have the residual's dtype.
-    """
-    tokens, size = x.shape[-2:]
-    changes_hidden = norm.changes_hidden(residual)
-    like = x if residual is None else residual
-    hidden = torch.empty_like(like) if changes_hidden else x
-    normed = hidden if norm.pre is None else torch.empty_like(like)
-    overlap = overlaps_launches(x.device)
+    tokens, size = update.shape[-2:]
+    changes = changes_stream(stream, update, norm)
+    dtype = dtype or (update if stream is None else stream).dtype
+    total = torch.empty(tokens, size, dtype=dtype, device=update.device) if changes else update
+    normed = total if norm.pre is None else torch.empty(tokens, size, dtype=dtype, device=update.device)
+    parts = update.shape[0] if update.ndim == 3 else 1
+    per_warp = 512 if parts < 4 else 128  # few enough numbers for those of all parts to be on their way at once
+    overlap = overlaps_launches(update.device)
     _add_norm_kernel[(tokens,)](
-        x,
-        residual,
+        update,
+        stream,
         norm.post,
         norm.pre,
-        hidden,
+        total,
         normed,
         norm.eps,
         norm.scale,
         tokens,
         size,
         triton.next_power_of_2(size),
-        SPLITS=x.shape[0] if x.ndim == 3 else 1,
-        RESIDUAL=residual is not None,
+        PARTS=parts,
+        RESIDUAL=stream is not None,
         POST=norm.post is not None,
         PRE=norm.pre is not None,
-        HIDDEN=changes_hidden,
+        HIDDEN=changes,
         OVERLAP=overlap,
-        num_warps=4 if size <= 2048 else 8,
+        num_warps=max(4, min(16, triton.next_power_of_2(size) // per_warp)),
         launch_pdl=overlap,
     )
-    return hidden, normed
-
-
-def reference_add_norm(x: Tensor, residual: Tensor | None, norm: AddNorm) -> tuple[Tensor, Tensor]:
-    if residual is not None and x.ndim == 3:
-        x = x.sum(0).to(residual.dtype)
-    hidden = x if norm.post is None else rms_norm(x, norm.post, norm.eps)
-    if residual is not None:
-        hidden = residual + hidden
-    hidden = hidden * norm.scale
-    return hidden, hidden if norm.pre is None else rms_norm(hidden, norm.pre, norm.eps)
+    return total, normed
 
 
 @triton.jit
@@ -89,7 +68,7 @@ def _add_norm_kernel(
     tokens,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     POST: tl.constexpr,
     PRE: tl.constexpr,
@@ -108,11 +87,12 @@ def _add_norm_kernel(
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     dtype = normed.dtype.element_ty
-    row = tl.program_id(0).to(tl.int64) * SIZE
+    token = tl.program_id(0).to(tl.int64)
+    row = token * SIZE
     value = tl.load(x + row + columns, mask=valid, other=0.0).to(tl.float32)
-    for split in tl.static_range(1, SPLITS):
-        value += tl.load(x + split * tokens * SIZE + row + columns, mask=valid, other=0.0)
-    if SPLITS > 1:
+    for part in tl.static_range(1, PARTS):
+        value += tl.load(x + (part * tokens + token) * SIZE + columns, mask=valid, other=0.0).to(tl.float32)
+    if PARTS > 1:
         value = value.to(dtype).to(tl.float32)
     if RESIDUAL:
         before = tl.load(residual + row + columns, mask=valid, other=0.0).to(tl.float32)

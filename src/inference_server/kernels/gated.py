@@ -1,4 +1,4 @@
-"""What follows a linear layer elementwise, act(gate) * up and the soft cap of logits, for products of a library: `gemv.py` fuses it.
+"""What follows a linear layer elementwise, act(gate) * up and the soft cap of logits, for products of a library: our own products fuse it.
 
 Computed in float32 and rounded once.
 """
@@ -8,27 +8,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inference_server.kernels.activations import Activation, activate, reference_activate, softcap
+from inference_server.kernels.activations import activate, softcap
 from inference_server.kernels.launch import overlaps_launches
+from inference_server.kernels.ops import Activation
 
 _BLOCK = 1024
 _CAP_BLOCK = 4096
 
 
-def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+def gated(gate_up: Tensor, activation: Activation | None) -> Tensor:
     """gate_up [tokens, 2 N], gates first, to [tokens, N]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return gated_by(gate, up, activation)
 
 
-def gated_by(gate: Tensor, factor: Tensor, activation: Activation) -> Tensor:
+def gated_by(gate: Tensor, factor: Tensor, activation: Activation | None) -> Tensor:
     """gate, factor [tokens, N], rows at any stride, to [tokens, N]."""
     tokens, n = gate.shape
     out = torch.empty(tokens, n, dtype=gate.dtype, device=gate.device)
     overlap = overlaps_launches(gate.device)
     grid = (tokens, triton.cdiv(n, _BLOCK))
     _gated_kernel[grid](
-        gate, factor, out, gate.stride(0), factor.stride(0), n, activation.value, _BLOCK, overlap, num_warps=4, launch_pdl=overlap
+        gate, factor, out, gate.stride(0), factor.stride(0), n, activation, _BLOCK, overlap, num_warps=4, launch_pdl=overlap
     )
     return out
 
@@ -40,10 +41,6 @@ def softcapped(y: Tensor, cap: float, dtype: torch.dtype) -> Tensor:
     grid = (triton.cdiv(y.numel(), _CAP_BLOCK),)
     _softcap_kernel[grid](y, out, y.numel(), cap, _CAP_BLOCK, overlap, num_warps=8, launch_pdl=overlap)
     return out
-
-
-def reference_gated_by(gate: Tensor, factor: Tensor, activation: Activation) -> Tensor:
-    return (reference_activate(gate.float(), activation) * factor.float()).to(gate.dtype)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """How the Triton kernels are launched: block sizes per operation and shape, and whether launches overlap.
 
-`launch_table.json` holds what `scripts/bench/tune_triton_launch.py` measured, by the name of the card; on other cards and for other
-shapes one row uses a default computed from the shape, and more rows the library. Imports neither triton nor a kernel.
+`launch_table.json` holds what `scripts/bench/tune_triton_launch.py` measured, by the name of the card; for other cards and shapes the
+caller has a default. Imports neither triton nor a kernel.
 """
 
 import json
@@ -33,11 +33,15 @@ def table_key(operation: str, n: int, k: int) -> str:
     return f"{operation} {n}x{k}"
 
 
-def tuning(operation: str, n: int, k: int, device: torch.device) -> LaunchConfig | None:
-    """What was fastest on this card for a weight [n, k]; None if nothing was measured, or the way without this kernel won."""
+def tuning(operation: str, n: int, k: int, device: torch.device, default: LaunchConfig | None = None) -> LaunchConfig | None:
+    """What was fastest on this card for a weight [n, k]: None if the way without this kernel was, `default` if nothing was measured."""
     if device.type != "cuda":
-        return None
-    fields = _read_table().get(_card(device), {}).get(table_key(operation, n, k))
+        return default
+    entries = _read_table().get(_card(device), {})
+    key = table_key(operation, n, k)
+    if key not in entries:
+        return default
+    fields = entries[key]
     return LaunchConfig(*fields) if fields else None
 
 

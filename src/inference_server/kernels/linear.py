@@ -1,73 +1,110 @@
-"""Linear layers with what surrounds them, for any number of rows: picks the one-row kernel, the few-rows kernel or the library's product.
+"""`TritonLinear`: a product with what surrounds it on CUDA, for any number of rows.
 
-Where a measurement in the launch table says so, shape by shape, a few rows go through our kernel; else the library multiplies, and the
-steps that its call leaves out are launched beside it.
+It picks the one-row kernel, the few-rows kernel or the library's product, shape by shape as the launch table says. What the library's
+call leaves out is launched beside it. An int8 weight is widened in registers by our kernels, and in memory for the library's product.
 """
 
+from dataclasses import dataclass
+
+import torch
 import torch.nn.functional as F
+import triton
 from torch import Tensor
 
-from inference_server.kernels.activations import Activation
-from inference_server.kernels.fused_norm import AddNorm, add_norm
+from inference_server.kernels.dequantize import dequantize
+from inference_server.kernels.few_rows import few_rows, padded_rows
+from inference_server.kernels.fused_norm import add_norm
 from inference_server.kernels.gated import gated, gated_by, softcapped
-from inference_server.kernels.gemv import Epilogue, few_rows, one_row, padded_rows
-from inference_server.kernels.launch import tuning
+from inference_server.kernels.launch import LaunchConfig, tuning
+from inference_server.kernels.one_row import one_row
+from inference_server.kernels.ops import AddNorm, Epilogue
 
 MAX_FEW_ROWS = 64  # above this the weight is no longer all that counts
 
 
-def operation(rows: int, epilogue: Epilogue, norm: AddNorm | None = None) -> str:
-    """The launch table's name for a product of so many rows."""
+def operation(rows: int, epilogue: Epilogue, *, norm: bool = False, split: bool = False, int8: bool = False) -> str:
+    """The launch table's name for a product of so many rows. norm: with the way into it, which one row may take along."""
     kind = "one row" if rows == 1 else f"{padded_rows(rows)} rows"
-    return " ".join([kind, *(["norm"] if norm and rows == 1 else []), *(["gated"] if epilogue.gated else [])])
+    parts = {"int8": int8, kind: True, "norm": norm, "gated": epilogue.gated, "split": split}
+    return " ".join(name for name, there in parts.items() if there)
 
 
-def fused_linear(x: Tensor, weight: Tensor, epilogue: Epilogue | None = None, factor: Tensor | None = None) -> Tensor:
-    """x [M, K] and weight [N, K], or [2 N, K] for a gated epilogue, both contiguous, to [M, N]. factor: [M, N], rows at any stride."""
-    epilogue = epilogue or Epilogue()
-    m, k = x.shape
-    choice = tuning(operation(m, epilogue), weight.shape[0], k, x.device) if m <= MAX_FEW_ROWS else None
-    if m == 1:
-        return one_row(x, None, None, weight, epilogue, factor, choice)[1]
-    if choice:
-        return few_rows(x, weight, epilogue, factor, choice)
-    return library_linear(x, weight, epilogue, factor)
+@dataclass(frozen=True, slots=True)
+class TritonLinear:
+    """A `FusedLinear`. weight: [N, K], or [2 N, K] for a gated epilogue, contiguous; dtype: of activations, which are contiguous too.
 
-
-def split_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """`fused_linear` for a result that goes to `norm_linear` or `add_norm` with a residual: may be left in partial sums [splits, M, N]."""
-    if 1 < x.shape[0] <= MAX_FEW_ROWS:
-        choice = tuning(f"{padded_rows(x.shape[0])} rows split", weight.shape[0], weight.shape[1], x.device)
-        if choice:
-            return few_rows(x, weight, Epilogue(), None, choice)
-    return fused_linear(x, weight)
-
-
-def norm_linear(
-    x: Tensor, residual: Tensor | None, norm: AddNorm, weight: Tensor, epilogue: Epilogue | None = None, factor: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """`add_norm`, then `fused_linear` of what it normed: (hidden [M, K], y [M, N]). x may be partial sums, as in `add_norm`.
-
-    One launch for one row, where that was measured to be faster than two.
+    scales: float32 [N or 2 N] of an int8 weight; None for one of dtype.
     """
-    epilogue = epilogue or Epilogue()
-    if x.shape[0] == 1:
-        choice = tuning(operation(1, epilogue, norm), weight.shape[0], x.shape[1], x.device)
-        if choice:
-            return one_row(x, residual, norm, weight, epilogue, factor, choice)
-    hidden, normed = add_norm(x, residual, norm)
-    return hidden, fused_linear(normed, weight, epilogue, factor)
+
+    weight: Tensor
+    epilogue: Epilogue
+    dtype: torch.dtype
+    scales: Tensor | None = None
+
+    def __call__(self, x: Tensor, factor: Tensor | None = None) -> Tensor:
+        rows, k = x.shape
+        int8 = self.scales is not None
+        if rows == 1:
+            if config := self._tuning(operation(1, self.epilogue, int8=int8), one_row_default(k, self.epilogue.gated, int8)):
+                return one_row(None, x, None, self.weight, self.epilogue, factor, config, self.scales)[1]
+        elif rows <= MAX_FEW_ROWS and (config := self._few_rows_tuning(rows)):
+            return few_rows(x, self.weight, self.epilogue, factor, config, self.scales)
+        return self.by_library(x, factor)
+
+    def by_library(self, x: Tensor, factor: Tensor | None = None) -> Tensor:
+        """The layer with the library's product, whatever was measured."""
+        weight = self.weight if self.scales is None else dequantize(self.weight, self.scales, self.dtype)
+        return library_linear(x, weight, self.epilogue, factor)
+
+    def after(self, stream: Tensor | None, update: Tensor, norm: AddNorm, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """One launch for one row, where that was measured to be faster than two."""
+        if update.shape[-2] == 1 and update.ndim == 2:
+            config = self._tuning(operation(1, self.epilogue, norm=True, int8=self.scales is not None))
+            if config:
+                return one_row(stream, update, norm, self.weight, self.epilogue, factor, config, self.scales)
+        total, normed = add_norm(stream, update, norm, self.dtype)
+        return total, self(normed, factor)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        rows = F.embedding(ids, self.weight)
+        return rows if self.scales is None else rows * self.scales[ids, None]
+
+    def _few_rows_tuning(self, rows: int) -> LaunchConfig | None:
+        int8 = self.scales is not None
+        split = self._tuning(operation(rows, self.epilogue, split=True, int8=int8)) if self.epilogue.partial else None
+        return split or self._tuning(operation(rows, self.epilogue, int8=int8), few_rows_default(rows, self.epilogue) if int8 else None)
+
+    def _tuning(self, name: str, default: LaunchConfig | None = None) -> LaunchConfig | None:
+        """The table holds what was measured with activations of two bytes."""
+        n, k = self.weight.shape
+        return tuning(name, n, k, self.weight.device, default) if self.dtype.itemsize == 2 else default
+
+
+def one_row_default(k: int, gated: bool, int8: bool) -> LaunchConfig:
+    """For cards and shapes that were not measured: tiles of about 16 kB a program, K in chunks that waste little."""
+    wasteless = [block for block in (2048, 1024, 512) if -k % block <= k // 10]
+    block_k = wasteless[0] if wasteless else min(1024, triton.next_power_of_2(k))
+    elements = 16384 if int8 else 8192
+    rows = max(1, min(8, elements // (triton.cdiv(k, block_k) * block_k * (2 if gated else 1))))
+    return LaunchConfig(rows=1 << (rows.bit_length() - 1), block_k=block_k, num_warps=8 if k > 8192 else 4)
+
+
+def few_rows_default(rows: int, epilogue: Epilogue) -> LaunchConfig:
+    """For an int8 weight, where the library would have to be given a wider one."""
+    padded = padded_rows(rows)
+    num_warps = 8 if padded * (2 if epilogue.gated else 1) > 64 else 4
+    return LaunchConfig(rows=32 if padded <= 32 else 64, block_k=128, num_warps=num_warps, num_stages=4)
 
 
 def library_linear(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None) -> Tensor:
-    """`fused_linear` with the library's product. ValueError for an activation without a gate or factor, which no model here needs."""
+    """`TritonLinear.by_library`, the weight of the dtype of x. ValueError for an activation without a gate or factor."""
     y = F.linear(x, weight)
     if epilogue.gated:
         y = gated(y, epilogue.activation)
     elif factor is not None:
         y = gated_by(y, factor, epilogue.activation)
-    elif epilogue.activation is not Activation.NONE:
+    elif epilogue.activation is not None:
         raise ValueError(f"{epilogue.activation} needs a gate or a factor")
-    if epilogue.softcap:
+    if epilogue.softcap is not None:
         return softcapped(y, epilogue.softcap, epilogue.out_dtype or x.dtype)
     return y.to(epilogue.out_dtype or x.dtype)

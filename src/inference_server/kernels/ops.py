@@ -1,23 +1,59 @@
 """`Ops`: the operations that a forward is made of, on one kind of machine. A model is handed one set when it is loaded.
 
 What each computes, in which shapes, stands in `kernels.reference`, which is a set itself: the module. Other sets are checked against
-it. Operations are as large as the families share them, since on few rows it is their number that costs.
+it. On few rows it is the number of operations that costs, so a product comes with what surrounds it: the end of the sublayer before it,
+and what happens to its result. A set may run all of it in one launch, or one after the other.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from inference_server.kernels.step_rows import StepRows
+from inference_server.kernels.quantize import QuantizedWeight
+from inference_server.kernels.step_rows import StepRows, TokenPlaces
 
 
 class Activation(StrEnum):
-    """Of gated MLPs."""
+    """Of gated MLPs; gelu by its tanh approximation (arXiv:1606.08415)."""
 
     GELU_TANH = "gelu_tanh"
     SILU = "silu"
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What happens to x @ W.T before it is stored.
+
+    gated: W is [2 N, K], gates first, and y = activation(gate) * up; else y = activation(x @ W.T), times the factor of the call if it
+    has one. softcap: y = softcap * tanh(y / softcap). out_dtype: that of y, by default of x.
+    partial: y goes to nothing but an `add_norm`, and may be left to it as partial sums [parts, M, N], where that is faster.
+    """
+
+    activation: Activation | None = None
+    gated: bool = False
+    softcap: float | None = None
+    out_dtype: torch.dtype | None = None
+    partial: bool = False
+
+
+PLAIN = Epilogue()
+
+
+@dataclass(frozen=True, slots=True)
+class AddNorm:
+    """The way from one sublayer into the next: stream = (stream + norm(update) * post) * scale, then norm(stream) * pre is read.
+
+    post, pre: fp32 [size], or None for no norm there: Gemma norms both sides of a sublayer, other families its input. scale: Gemma 4's
+    layer scalar, 1 elsewhere.
+    """
+
+    post: Tensor | None
+    pre: Tensor | None
+    eps: float
+    scale: float = 1.0
 
 
 class Linear(Protocol):
@@ -28,8 +64,33 @@ class Linear(Protocol):
         ...
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Returns the weight rows `[T, K]` of `ids` `[T]`: the embedding lookup of a tied output head."""
+        """Returns the weight rows `[T, K]` of `ids` `[T]`, of int8 weights in float32: the embedding lookup of a tied output head."""
         ...
+
+
+class FusedLinear(Protocol):
+    """A product with what surrounds it, for a fixed weight [N, K] and a fixed epilogue."""
+
+    def __call__(self, x: Tensor, factor: Tensor | None = None) -> Tensor:
+        """Maps x [M, K] to the epilogue's [M, N]. factor: [M, N], rows at any stride."""
+        ...
+
+    def after(self, stream: Tensor | None, update: Tensor, norm: AddNorm, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`Ops.add_norm`, then the product of what it normed: (stream [M, K], y [M, N])."""
+        ...
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """As `Linear.rows`."""
+        ...
+
+
+class Experts(Protocol):
+    """The stacked experts of one layer: x [M, hidden_size], expert_ids and weights (fp32) [M, top_k] to their weighted sums.
+
+    The result goes to an `add_norm`, and may be left to it as partial sums [parts, M, hidden_size].
+    """
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor: ...
 
 
 class Attention(Protocol):
@@ -53,16 +114,26 @@ class KVSlots(NamedTuple):
 class Ops(Protocol):
     """Each method is documented where it is defined, in `kernels.reference`."""
 
-    def linear(self, weight: Tensor) -> Linear: ...
+    def linear(self, weight: Tensor | QuantizedWeight, epilogue: Epilogue = PLAIN) -> FusedLinear: ...
+
+    def experts(self, gate_up: Tensor, down: Tensor, activation: Activation) -> Experts: ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 
-    def add_rms_norm(
-        self, residual: Tensor, x: Tensor, weight: Tensor, next_weight: Tensor | None, eps: float, scale: float = 1.0
-    ) -> tuple[Tensor, Tensor]: ...
+    def add_norm(self, stream: Tensor | None, update: Tensor, norm: AddNorm) -> tuple[Tensor, Tensor]: ...
 
-    def norm_rotate_store(self, qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, slots: KVSlots | None) -> Tensor: ...
+    def rotary_angles(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]: ...
 
-    def bind_attention(self, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int) -> Attention: ...
+    def norm_rotate_store(
+        self, qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, slots: KVSlots | None, values_are_keys: bool = False
+    ) -> Tensor: ...
 
-    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor: ...
+    def bind_attention(
+        self, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int, block_mass: Tensor | None = None
+    ) -> Attention: ...
+
+    def route(self, scores: Tensor, top_k: int, normalize: bool, expert_scale: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
+
+    def place_tokens(
+        self, rows: StepRows, known_ids: Tensor, newest_ids: Tensor, block_tables: Tensor, block_size: int, out: TokenPlaces
+    ) -> None: ...

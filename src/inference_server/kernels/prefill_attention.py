@@ -25,12 +25,13 @@ def prefill_attention(
     *,
     scale: float,
     window: int | None,
+    slots: Tensor | None = None,
     launch: PrefillLaunch | None = None,
 ) -> None:
     """Write the attention of all rows that have two tokens or more; the tokens of other rows stay untouched in `out`.
 
-    Arguments are those of `reference.paged_attention`; out is like q. head_dim is a power of two from 16 up; its elements, and
-    nothing else, must be contiguous in q, key and value.
+    Arguments are those of `reference.paged_attention`; out is like q. slots: as in `StepRows`. head_dim is a power of two from 16 up;
+    its elements, and nothing else, must be contiguous in q, key and value.
     """
     num_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = key.shape[1:3]
@@ -49,6 +50,7 @@ def prefill_attention(
         block_tables,
         cu_seqlens_q,
         seq_lens,
+        slots,
         num_rows,
         scale * LOG2_E,
         *q.stride()[:2],
@@ -144,6 +146,7 @@ def _prefill_kernel(
     tables_ptr,
     cu_seqlens_ptr,
     seq_lens_ptr,
+    slots_ptr,
     num_rows,
     scale,
     stride_q,
@@ -186,7 +189,10 @@ def _prefill_kernel(
     best = tl.full([BLOCK_M], -1e30, tl.float32)  # finite, since a query may see nothing of its first tiles
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, VALUE_DIM], tl.float32)
-    table = tables_ptr + row * stride_table
+    slot = row
+    if slots_ptr is not None:
+        slot = tl.load(slots_ptr + row)
+    table = tables_ptr + slot * stride_table
     key_ptr += kv_head * stride_kv_head
     value_ptr += kv_head * stride_kv_head
     if WINDOW:

@@ -4,7 +4,7 @@ Attention computes in fp32 whatever the cache stores. It reads only slots that h
 included, never reaches a result; and rows of very different lengths are not padded to the longest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -13,10 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inference_server.kernels.ops import Activation, KVSlots, Linear
-from inference_server.kernels.step_rows import StepRows
+from inference_server.kernels.composed import ComposedLinear, activate
+from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue, Experts, FusedLinear, KVSlots, Linear
+from inference_server.kernels.quantize import QuantizedWeight
+from inference_server.kernels.step_rows import StepRows, TokenPlaces
 
-QUERY_CHUNK = 512  # queries of one row handled at a time: a mask is [QUERY_CHUNK, keys], never [tokens, tokens]
+QUERY_CHUNK = 256  # queries of one row handled at a time: a mask is [QUERY_CHUNK, keys], never [tokens, tokens]
 PACK_KEYS = 2048  # keys of decode rows gathered at a time, padding included: few enough to stay in the cache
 
 
@@ -33,9 +35,41 @@ class StockLinear:
         return F.embedding(ids, self.weight)
 
 
-def linear(weight: Tensor) -> Linear:
-    """The layer that multiplies by the transpose of `weight` [N, K]."""
-    return StockLinear(weight)
+@dataclass(frozen=True, slots=True)
+class DequantizedLinear:
+    """A linear layer of int8 weights, multiplied as the numbers they stand for; activations stay as they are."""
+
+    weight: QuantizedWeight
+
+    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        dtype = self.weight.dtype
+        fractions = self.weight.values.to(dtype) * 2**-7  # exact, and below 1: sums of whole values could be too large for float16
+        return (F.linear(x.to(dtype), fractions) * (self.weight.scales * 2**7)).to(out_dtype or x.dtype)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.weight.rows(ids)
+
+
+def product(weight: Tensor | QuantizedWeight) -> Linear:
+    """The plain product by the transpose of `weight` [N, K]."""
+    return DequantizedLinear(weight) if isinstance(weight, QuantizedWeight) else StockLinear(weight)
+
+
+@dataclass(frozen=True, slots=True)
+class StockExperts:
+    """gate_up [experts, 2 * size, hidden_size], gate first; down [experts, hidden_size, size]."""
+
+    gate_up: Tensor
+    down: Tensor
+    activation: Activation
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+        return moe_experts(x, self.gate_up, self.down, expert_ids, weights, self.activation)
+
+
+def linear(weight: Tensor | QuantizedWeight, epilogue: Epilogue = PLAIN) -> FusedLinear:
+    """The layer that multiplies by the transpose of `weight`: [N, K], or [2 N, K] for a gated epilogue."""
+    return ComposedLinear(product(weight), epilogue, gated, add_norm)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -49,34 +83,46 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normed if x.dtype is torch.float32 else normed.to(x.dtype)
 
 
-def add_rms_norm(
-    residual: Tensor, x: Tensor, weight: Tensor, next_weight: Tensor | None, eps: float, scale: float = 1.0
+def add_norm(
+    stream: Tensor | None, update: Tensor, norm: AddNorm, rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
 ) -> tuple[Tensor, Tensor]:
-    """End a sublayer with the output x: its norm joins the residual stream, [tokens, size] all.
+    """End a sublayer with the output `update` and begin the next: see `AddNorm`. stream, update: [tokens, size]; no stream counts as zeros.
 
-    Returns the stream, `(residual + norm(x) * weight) * scale`, and what the next sublayer reads of it: its norm times next_weight,
-    or without one the stream again.
+    Returns the stream with the update, and what the next sublayer reads of it: its norm, or without one the stream again.
     """
-    total = residual + rms_norm(x, weight, eps)
-    if scale != 1.0:
-        total = total * scale
-    return total, total if next_weight is None else rms_norm(total, next_weight, eps)
+    total = update if norm.post is None else rms_norm(update, norm.post, norm.eps)
+    if stream is not None:
+        total = stream + total
+    if norm.scale != 1.0:
+        total = total * norm.scale
+    return total, total if norm.pre is None else rms_norm(total, norm.pre, norm.eps)
 
 
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:
-    """activation(gate) * up, of gate and up side by side [tokens, 2 * size]; gelu by its tanh approximation (arXiv:1606.08415)."""
+    """activation(gate) * up, of gate and up side by side [tokens, 2 * size] (arXiv:2002.05202)."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return (F.silu(gate) if activation is Activation.SILU else F.gelu(gate, approximate="tanh")) * up
+    return activate(gate, activation) * up
 
 
-def norm_rotate_store(qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, slots: KVSlots | None) -> Tensor:
+def rotary_angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """positions int64 [tokens], frequencies fp32 [half] to cos, sin [tokens, half] of their products, computed in fp32."""
+    angles = positions.float().unsqueeze(1) * frequencies
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def norm_rotate_store(
+    qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, slots: KVSlots | None, values_are_keys: bool = False
+) -> Tensor:
     """From the qkv projection to what attention needs: queries returned [tokens, num_heads, head_dim], keys and values stored.
 
-    qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values; without `slots` queries only.
+    qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values; without `slots` queries only. values_are_keys: the
+    values are left out, the keys before norm and rotation are the values too.
     weight: fp32 [heads, head_dim], the norm of so many heads: of queries and keys, or of all. Queries and keys are rotated by `rope`.
     """
-    heads = qkv.unflatten(1, (-1, weight.shape[1]))
     num_kv_heads = slots.key.shape[2] if slots else 0
+    if values_are_keys:
+        qkv = keys_as_values(qkv, num_kv_heads * weight.shape[1])
+    heads = qkv.unflatten(1, (-1, weight.shape[1]))
     num_heads = heads.shape[1] - 2 * num_kv_heads
     normed, rest = heads.split((len(weight), heads.shape[1] - len(weight)), dim=1)
     normed = rms_norm(normed, weight, eps)
@@ -87,6 +133,11 @@ def norm_rotate_store(qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin:
     return q
 
 
+def keys_as_values(qk: Tensor, size: int) -> Tensor:
+    """qk [tokens, ...], the last `size` of them keys, with the keys once more."""
+    return torch.cat((qk, qk[:, -size:]), dim=1)
+
+
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pairs (j, j + head_dim / 2) of x [tokens, heads, head_dim] by the angles of cos, sin [tokens, head_dim / 2]."""
     first, second = x.chunk(2, dim=-1)
@@ -94,13 +145,20 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def route(scores: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
+def route(scores: Tensor, top_k: int, normalize: bool, expert_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The top_k experts of each token and their weights, both [tokens, top_k], for the router's fp32 scores [tokens, experts].
 
-    The weights are probabilities among all experts; normalize makes them sum to 1.
+    The weights are probabilities among all experts; normalize makes them sum to 1. expert_scale: fp32 [experts], multiplies them then.
     """
     weights, expert_ids = scores.softmax(-1).topk(top_k, dim=-1)
-    return expert_ids, weights / weights.sum(-1, keepdim=True) if normalize else weights
+    if normalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return expert_ids, weights if expert_scale is None else weights * expert_scale[expert_ids]
+
+
+def experts(gate_up: Tensor, down: Tensor, activation: Activation) -> Experts:
+    """The layer that computes `moe_experts` of these weights."""
+    return StockExperts(gate_up, down, activation)
 
 
 def moe_experts(x: Tensor, gate_up: Tensor, down: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation) -> Tensor:
@@ -151,9 +209,36 @@ def paged_attention(
     return PagedAttention(block_tables, cu_seqlens_q.tolist(), seq_lens.tolist(), window, key.shape[1])(q, key, value, scale)
 
 
-def bind_attention(block_tables: Tensor, rows: StepRows, window: int | None, block_size: int) -> "PagedAttention":
-    """`paged_attention` for the rows of one step and one layer group: (q, key, value, scale) to the output."""
-    return PagedAttention(block_tables, rows.starts, rows.lengths, window, block_size)
+def bind_attention(
+    block_tables: Tensor, rows: StepRows, window: int | None, block_size: int, block_mass: Tensor | None = None
+) -> Attention:
+    """`paged_attention` for the rows of one step and one layer group: (q, key, value, scale) to the output.
+
+    block_mass: fp32 [num_blocks], to which each call adds what the rows of one token attend to: for every block the softmax
+    probabilities of its keys, summed over keys, rows and heads. None, the usual case, costs nothing.
+    """
+    attention = PagedAttention(rows.tables(block_tables, block_size), rows.starts, rows.lengths, window, block_size)
+    return attention if block_mass is None else MassAttention(attention, block_tables, rows, window, block_size, block_mass)
+
+
+def place_tokens(rows: StepRows, known_ids: Tensor, newest_ids: Tensor, block_tables: Tensor, block_size: int, out: TokenPlaces) -> None:
+    """Work out the step's tokens from its rows, into `out`; zeros for tokens behind the last row.
+
+    known_ids: int32 [tokens], -1 where the id is the newest one of the row's slot. newest_ids: int64 [slots].
+    block_tables: int32 [groups, slots, max_blocks]. rows.slots says which slot is whose.
+    """
+    assert rows.slots is not None
+    starts = rows.cu_seqlens_q.long()
+    row = torch.repeat_interleave(starts.diff())  # [tokens of rows]
+    count, slot = len(row), rows.slots[row].long()
+    positions = torch.arange(count, device=row.device) + (rows.seq_lens - starts[1:])[row]
+    known = known_ids[:count]
+    blocks = block_tables[:, slot, positions // block_size]
+    for tensor in out:
+        tensor.zero_()
+    out.input_ids[:count] = torch.where(known < 0, newest_ids[slot], known)
+    out.positions[:count] = positions
+    out.slot_mapping[:, :count] = blocks * block_size + positions % block_size
 
 
 class _Read(NamedTuple):
@@ -168,14 +253,14 @@ class _Read(NamedTuple):
 class PagedAttention:
     """`paged_attention` split in two: what to read is worked out here once, then each layer of the group calls it.
 
-    starts, lengths: cu_seqlens_q and seq_lens, which are needed on the host.
+    starts, lengths: cu_seqlens_q and seq_lens, which are needed on the host. decodes: what the rows of one token read.
     """
 
     def __init__(self, block_tables: Tensor, starts: list[int], lengths: list[int], window: int | None, block_size: int) -> None:
         self._tables, self._window, self._block_size = block_tables, window, block_size
         counts = [stop - start for start, stop in pairwise(starts)]
         singles = [row for row, count in enumerate(counts) if count == 1]
-        self._decodes = [self._decode_read(rows, width, starts, lengths) for rows, width in _packs(singles, lengths, window)]
+        self.decodes = [self._decode_read(rows, width, starts, lengths) for rows, width in _packs(singles, lengths, window)]
         self._chunks = [
             self._chunk_read(row, first, min(first + QUERY_CHUNK, counts[row]), starts[row], lengths[row] - counts[row])
             for row in range(len(lengths))
@@ -185,7 +270,7 @@ class PagedAttention:
 
     def __call__(self, q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         out = torch.empty_like(q)
-        for read in self._decodes:
+        for read in self.decodes:
             out[read.tokens] = _attend_decodes(q[read.tokens], key[read.slots], value[read.slots], read.mask, scale)
         for read in self._chunks:
             out[read.tokens] = _attend_chunk(q[read.tokens], key[read.slots], value[read.slots], read, scale)
@@ -219,6 +304,27 @@ class PagedAttention:
         return _Read(slice(row_start + first, row_start + stop), slots, mask, causal)
 
 
+class MassAttention:
+    """Any attention bound to a step, and the mass that its rows of one token add to `block_mass` (see `bind_attention`).
+
+    Probabilities are computed here once more, keys read twice, so it serves every set of operations that has no kernel for it.
+    """
+
+    def __init__(
+        self, attention: Attention, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int, block_mass: Tensor
+    ) -> None:
+        self._attention, self._block_mass = attention, block_mass
+        single = rows.num_single
+        tables = rows.tables(block_tables, block_size)[:single]
+        self._reads = PagedAttention(tables, rows.starts[: single + 1], rows.lengths[:single], window, block_size).decodes
+
+    def __call__(self, q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        for read in self._reads:
+            weights = _decode_weights(q[read.tokens], key[read.slots], read.mask, scale)
+            self._block_mass.index_add_(0, read.slots[0].flatten(), weights.flatten())
+        return self._attention(q, key, value, scale)
+
+
 def _packs(rows: list[int], lengths: list[int], window: int | None) -> Iterator[tuple[list[int], int]]:
     """Rows to handle in one call, and the most keys any of them sees: all together if that is little, else those of similar length."""
     seen = {row: min(lengths[row], window or lengths[row]) for row in rows}
@@ -238,6 +344,13 @@ def _attend_decodes(q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
     grouped = q.float().unflatten(1, (key.shape[2], -1))  # heads that share a KV head go in as its queries: keys are read once
     k, v = key.float().transpose(1, 2), value.float().transpose(1, 2)
     return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale).flatten(1, 2).to(q.dtype)
+
+
+def _decode_weights(q: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Probabilities [rows, keys] of `_attend_decodes`, summed over the heads; 0 where the mask hides a key."""
+    grouped = q.float().unflatten(1, (key.shape[2], -1))
+    scores = grouped @ key.float().permute(0, 2, 3, 1) * scale  # [rows, num_kv_heads, group, keys]
+    return (scores if mask is None else scores.masked_fill(~mask, float("-inf"))).softmax(-1).sum((1, 2))
 
 
 def _attend_chunk(q: Tensor, key: Tensor, value: Tensor, read: _Read, scale: float) -> Tensor:

@@ -1,9 +1,7 @@
-"""From the qkv projection to attention in one launch: per-head norms, rotation, and the write of K and V into the paged cache.
+"""Rotary positions on CUDA: their angles, and all that lies between the qkv projection and attention in one launch.
 
-One program a token and head. Computed in float32; q, k and v are rounded once, on their way out.
+`norm_rotate_store` runs one program a token and head. Both compute in float32 and round once, on the way out.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -11,101 +9,80 @@ import triton.language as tl
 from torch import Tensor
 
 from inference_server.kernels.launch import overlaps_launches
-from inference_server.kernels.reference import rms_norm, rope, write_kv
+from inference_server.kernels.ops import KVSlots
 
 
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """The norms of one attention layer. q, k: float32 [head_dim], or None for no norm. v: norm without a weight (Gemma 4) or none."""
-
-    q: Tensor | None
-    k: Tensor | None
-    v: bool
-    eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """Where a layer's K and V go. key, value: [num_blocks, block_size, num_kv_heads, head_dim], the last two dense.
-
-    slot_mapping: int64 [tokens], block * block_size + offset; negative for a token that is not written.
-    """
-
-    key: Tensor
-    value: Tensor
-    slot_mapping: Tensor
+def rotary_angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """As `reference.rotary_angles`."""
+    tokens, half = len(positions), len(frequencies)
+    cos, sin = torch.empty(2, tokens, half, dtype=dtype, device=positions.device)
+    overlap = overlaps_launches(positions.device)
+    _rotary_angles_kernel[(tokens,)](
+        positions, frequencies, cos, sin, half, triton.next_power_of_2(half), overlap, num_warps=1, launch_pdl=overlap
+    )
+    return cos, sin
 
 
-def rope_kv(
-    qkv: Tensor, cos: Tensor, sin: Tensor, num_heads: int, norms: HeadNorms, cache: LayerCache | None, *, value_is_key: bool = False
+def norm_rotate_store(
+    qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, slots: KVSlots | None, values_are_keys: bool = False
 ) -> Tensor:
-    """Returns q [tokens, num_heads, head_dim], normed and rotated; writes normed, rotated k and normed v through the slot mapping.
+    """As `reference.norm_rotate_store`; rows of qkv at any stride. A token of a negative slot is not stored: padding.
 
-    qkv: [tokens, (num_heads + 2 num_kv_heads) * head_dim], rows at any stride: q heads, k heads, v heads. cos, sin: [tokens, head_dim / 2].
-    cache: None in layers that own no KV, whose qkv is q alone. value_is_key: qkv has no v heads, v is the raw k.
     ValueError for a head_dim that is no power of two.
     """
-    tokens, half = cos.shape
-    if half & (half - 1):
-        raise ValueError(f"head_dim {2 * half} is not a power of two")
-    num_kv_heads = cache.key.shape[2] if cache else 0
-    q = torch.empty(tokens, num_heads, 2 * half, dtype=qkv.dtype, device=qkv.device)
+    tokens, (num_normed, head_dim) = len(qkv), weight.shape
+    if head_dim & (head_dim - 1):
+        raise ValueError(f"head_dim {head_dim} is not a power of two")
+    num_kv_heads = slots.key.shape[2] if slots else 0
+    num_heads = qkv.shape[1] // head_dim - num_kv_heads * (1 if values_are_keys else 2)
+    q = torch.empty(tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     overlap = overlaps_launches(qkv.device)
-    _rope_kv_kernel[(tokens, num_heads + 2 * num_kv_heads)](
+    _norm_rotate_store_kernel[(tokens, num_heads + 2 * num_kv_heads)](
         qkv,
+        weight,
         cos,
         sin,
-        norms.q,
-        norms.k,
         q,
-        cache.key if cache else None,
-        cache.value if cache else None,
-        cache.slot_mapping if cache else None,
+        slots.key if slots else None,
+        slots.value if slots else None,
+        slots.slot_mapping if slots else None,
         qkv.stride(0),
-        cache.key.stride(0) if cache else 0,
-        cache.key.stride(1) if cache else 0,
-        norms.eps,
+        slots.key.stride(0) if slots else 0,
+        slots.key.stride(1) if slots else 0,
+        eps,
         HEADS=num_heads,
         KV_HEADS=num_kv_heads,
-        HALF=half,
-        BLOCK_SIZE=cache.key.shape[1] if cache else 1,
-        Q_NORM=norms.q is not None,
-        K_NORM=norms.k is not None,
-        V_NORM=norms.v,
-        VALUE_IS_KEY=value_is_key,
+        NORMED=num_normed,
+        HALF=head_dim // 2,
+        BLOCK_SIZE=slots.key.shape[1] if slots else 1,
+        VALUES_ARE_KEYS=values_are_keys,
         OVERLAP=overlap,
-        num_warps=1 if half <= 128 else 2,
+        num_warps=1 if head_dim <= 256 else 2,
         launch_pdl=overlap,
     )
     return q
 
 
-def reference_rope_kv(
-    qkv: Tensor, cos: Tensor, sin: Tensor, num_heads: int, norms: HeadNorms, cache: LayerCache | None, *, value_is_key: bool = False
-) -> Tensor:
-    heads = qkv.float().unflatten(1, (-1, 2 * cos.shape[1]))
-    cos, sin = cos.float(), sin.float()
-    q = heads[:, :num_heads]
-    if norms.q is not None:
-        q = rms_norm(q, norms.q, norms.eps)
-    if cache:
-        k, v = heads[:, num_heads:].split(cache.key.shape[2], dim=1) if not value_is_key else (heads[:, num_heads:],) * 2
-        if norms.v:
-            v = rms_norm(v, torch.ones_like(v[0]), norms.eps)
-        if norms.k is not None:
-            k = rms_norm(k, norms.k, norms.eps)
-        written = cache.slot_mapping >= 0
-        write_kv(cache.key, cache.value, rope(k, cos, sin)[written], v[written], cache.slot_mapping[written])
-    return rope(q, cos, sin).to(qkv.dtype)
+@triton.jit
+def _rotary_angles_kernel(positions, frequencies, cos, sin, half, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    valid = columns < half
+    angle = tl.load(positions + token).to(tl.float32) * tl.load(frequencies + columns, mask=valid, other=0.0)
+    at = token * half + columns
+    tl.store(cos + at, tl.cos(angle).to(cos.dtype.element_ty), mask=valid)
+    tl.store(sin + at, tl.sin(angle).to(sin.dtype.element_ty), mask=valid)
 
 
 @triton.jit
-def _rope_kv_kernel(
+def _norm_rotate_store_kernel(
     qkv,
+    weight,
     cos,
     sin,
-    q_norm,
-    k_norm,
     q,
     key,
     value,
@@ -116,12 +93,10 @@ def _rope_kv_kernel(
     eps,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    NORMED: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    Q_NORM: tl.constexpr,
-    K_NORM: tl.constexpr,
-    V_NORM: tl.constexpr,
-    VALUE_IS_KEY: tl.constexpr,
+    VALUES_ARE_KEYS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Heads of the grid: q heads, then k heads, then v heads."""
@@ -132,22 +107,15 @@ def _rope_kv_kernel(
     head = tl.program_id(1)
     pair = tl.arange(0, HALF)
     is_v = head >= HEADS + KV_HEADS
-    source = head - KV_HEADS if VALUE_IS_KEY and is_v else head
+    source = head - KV_HEADS if VALUES_ARE_KEYS and is_v else head
     at = qkv + token * qkv_stride + source * (2 * HALF) + pair
     first, second = tl.load(at).to(tl.float32), tl.load(at + HALF).to(tl.float32)
-    inverse_rms = tl.rsqrt(tl.sum(first * first + second * second) / (2 * HALF) + eps)
-    if is_v:
-        if V_NORM:
-            first, second = first * inverse_rms, second * inverse_rms
-    else:
-        if head < HEADS:
-            if Q_NORM:
-                first *= inverse_rms * tl.load(q_norm + pair)
-                second *= inverse_rms * tl.load(q_norm + HALF + pair)
-        else:
-            if K_NORM:
-                first *= inverse_rms * tl.load(k_norm + pair)
-                second *= inverse_rms * tl.load(k_norm + HALF + pair)
+    if head < NORMED:
+        inverse_rms = tl.rsqrt(tl.sum(first * first + second * second) / (2 * HALF) + eps)
+        factor = weight + head * (2 * HALF) + pair
+        first *= inverse_rms * tl.load(factor)
+        second *= inverse_rms * tl.load(factor + HALF)
+    if not is_v:
         c, s = tl.load(cos + token * HALF + pair).to(tl.float32), tl.load(sin + token * HALF + pair).to(tl.float32)
         first, second = first * c - second * s, second * c + first * s
     if head < HEADS:

@@ -1,19 +1,38 @@
-"""Which set of operations serves on this machine: asked once, when a model is loaded."""
+"""Which operations serve on this machine: asked once, when a model is loaded."""
 
+import logging
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
+from inference_server.core.errors import ModelLoadError
 from inference_server.kernels import reference
 from inference_server.kernels.cpu_ops import compile_cpu_ops
 from inference_server.kernels.ops import Ops
+
+logger = logging.getLogger(__name__)
 
 
 def select_ops(device: torch.device, dtype: torch.dtype) -> Ops:
     """dtype: of the weights and the KV cache."""
     if device.type == "cuda" and find_spec("triton"):
-        from inference_server.kernels import triton_ops
+        from inference_server.kernels.triton_ops import TritonOps
 
-        return triton_ops
+        return TritonOps(dtype)
     compiled = compile_cpu_ops() if device.type == "cpu" and dtype == torch.bfloat16 else None
     return compiled or reference
+
+
+def select_host_table(device: torch.device) -> Callable[[Tensor], Callable[[Tensor], Tensor]] | None:
+    """What makes a lookup of a table that stays in the host's memory; None where the device has no other. Raises ModelLoadError."""
+    if device.type != "cuda":
+        logger.info("PLE_OFFLOAD changes nothing on %s, which computes in the host's memory", device)
+        return None
+    if not find_spec("triton"):
+        raise ModelLoadError("PLE_OFFLOAD needs Triton, which is not installed")
+    from inference_server.kernels.host_table import HostTable
+
+    return partial(HostTable, device=device)

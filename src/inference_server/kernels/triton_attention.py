@@ -11,31 +11,28 @@ from torch import Tensor
 
 from inference_server.kernels.decode_attention import decode_attention
 from inference_server.kernels.prefill_attention import prefill_attention
+from inference_server.kernels.step_rows import StepRows
 
 
 @dataclass(frozen=True, slots=True)
 class TritonAttention:
     """The attention of one layer group in one step.
 
-    block_tables, cu_seqlens_q, seq_lens, window: as in `reference.paged_attention`. The first num_single rows have one token each, the
-    rest have more. max_seq_len: the largest of seq_lens, or any larger number.
+    block_tables: int32 [slots, max_blocks]; rows.slots says which line is whose. window: as in `reference.paged_attention`.
     """
 
     block_tables: Tensor
-    cu_seqlens_q: Tensor
-    seq_lens: Tensor
+    rows: StepRows
     window: int | None
-    num_single: int
-    max_seq_len: int
 
     def __call__(self, q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """q: [tokens, num_heads, head_dim]. key, value: [num_blocks, block_size, num_kv_heads, head_dim]. Returns a tensor like q."""
         out = torch.empty_like(q)
-        step = (self.block_tables, self.cu_seqlens_q, self.seq_lens)
-        if self.num_single:
-            decode_attention(
-                q, key, value, out, *step, num_rows=self.num_single, max_seq_len=self.max_seq_len, scale=scale, window=self.window
-            )
-        if self.num_single < len(self.seq_lens):
-            prefill_attention(q, key, value, out, *step, scale=scale, window=self.window)
+        rows, single = self.rows, self.rows.num_single
+        step = (q, key, value, out, self.block_tables, rows.cu_seqlens_q, rows.seq_lens)
+        if single:
+            longest = max(rows.lengths)
+            decode_attention(*step, num_rows=single, max_seq_len=longest, scale=scale, window=self.window, slots=rows.slots)
+        if rows.starts[-1] - rows.starts[-2] > 1:  # longer rows come last
+            prefill_attention(*step, scale=scale, window=self.window, slots=rows.slots)
         return out

@@ -1,17 +1,54 @@
-"""The operations of a forward on CUDA: attention in Triton, everything else by PyTorch. An `Ops`, like `reference`: the module.
+"""`TritonOps`: the operations of a forward on CUDA, in Triton and by the library's products. Importing this needs Triton.
 
-Importing this needs Triton.
+Nothing here waits for the device, and what is launched depends on nothing but shapes, so a forward can be captured in a graph.
 """
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
-from inference_server.kernels.reference import add_rms_norm, gated, linear, norm_rotate_store, rms_norm
+from inference_server.kernels.experts import TritonExperts
+from inference_server.kernels.fused_norm import add_norm
+from inference_server.kernels.linear import TritonLinear
+from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue
+from inference_server.kernels.place_tokens import place_tokens
+from inference_server.kernels.quantize import QuantizedWeight
+from inference_server.kernels.reference import MassAttention
+from inference_server.kernels.rope_kv import norm_rotate_store, rotary_angles
+from inference_server.kernels.route import route
 from inference_server.kernels.step_rows import StepRows
 from inference_server.kernels.triton_attention import TritonAttention
 
-__all__ = ["add_rms_norm", "bind_attention", "gated", "linear", "norm_rotate_store", "rms_norm"]
 
+@dataclass(frozen=True, slots=True)
+class TritonOps:
+    """An `Ops` (see there and `kernels.reference`). dtype: of weights and activations."""
 
-def bind_attention(block_tables: Tensor, rows: StepRows, window: int | None, block_size: int) -> TritonAttention:
-    """As `reference.bind_attention`; the kernels see the block size in the cache."""
-    return TritonAttention(block_tables, rows.cu_seqlens_q, rows.seq_lens, window, rows.num_single, max_seq_len=max(rows.lengths))
+    dtype: torch.dtype
+
+    place_tokens = staticmethod(place_tokens)
+    route = staticmethod(route)
+    norm_rotate_store = staticmethod(norm_rotate_store)
+    rotary_angles = staticmethod(rotary_angles)
+
+    def linear(self, weight: Tensor | QuantizedWeight, epilogue: Epilogue = PLAIN) -> TritonLinear:
+        if isinstance(weight, QuantizedWeight):
+            return TritonLinear(weight.values, epilogue, self.dtype, weight.scales)
+        return TritonLinear(weight.contiguous(), epilogue, self.dtype)
+
+    def experts(self, gate_up: Tensor, down: Tensor, activation: Activation) -> TritonExperts:
+        return TritonExperts(gate_up.contiguous(), down.contiguous(), activation)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return add_norm(None, x, AddNorm(None, weight, eps))[1]
+
+    def add_norm(self, stream: Tensor | None, update: Tensor, norm: AddNorm) -> tuple[Tensor, Tensor]:
+        return add_norm(stream, update, norm, self.dtype)
+
+    def bind_attention(
+        self, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int, block_mass: Tensor | None = None
+    ) -> Attention:
+        """As `reference.bind_attention`; the kernels see the block size in the cache. Mass is added by PyTorch, which no graph captures."""
+        attention = TritonAttention(block_tables, rows, window)
+        return attention if block_mass is None else MassAttention(attention, block_tables, rows, window, block_size, block_mass)

@@ -8,10 +8,12 @@ choice, and what is worth keeping that of the prefix cache, which gives up block
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from inference_server.core.plan import BlockCopy
 from inference_server.core.records import CacheStats
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.prefix_cache import PrefixCache
+from inference_server.kv_cache.prefix_node import PrefixNode
 
 
 class CacheManager:
@@ -21,6 +23,7 @@ class CacheManager:
         """prefix: over the same pool; None caches nothing."""
         self._pool = pool
         self._prefix = prefix
+        self._tails: dict[str, list[int]] = {}  # blocks that a fork has yet to copy, one a group
         self._hit_tokens = self._miss_tokens = 0
         self._layout = pool.layout
         self._windows = [group.window for group in pool.layout.groups]
@@ -46,6 +49,12 @@ class CacheManager:
         live = (sum(map(bool, table.block_ids)) for table in request.block_tables)
         return [min(missing, max(0, peak - held)) for peak, held in zip(peaks, live, strict=True)]
 
+    def taken_bytes(self, counts: Sequence[int], spare_slabs: int = 0) -> int:
+        """What is used, so many more blocks and slabs included."""
+        layout = self._layout
+        more = sum(count * layout.block_bytes(group) for group, count in enumerate(counts))
+        return self._pool.used_bytes + more + spare_slabs * layout.slab_bytes
+
     def can_fit(self, counts: Sequence[int], spare_slabs: int = 0) -> bool:
         """Whether so many more blocks can be had now, by eviction if need be, with `spare_slabs` left over."""
         return self._pool.fits(counts, spare_slabs)
@@ -62,12 +71,47 @@ class CacheManager:
         return low
 
     def match_prefix(self, request: ScheduledRequest) -> None:
-        """Let a request that holds nothing start behind the longest prefix of its tokens that is cached."""
-        if self._prefix is None:
+        """Let a request that holds nothing start behind the longest prefix of its tokens that is cached.
+
+        One that wants the log-probabilities of its prompt starts at the beginning: they come from computing it.
+        """
+        if self._prefix is None or request.sampling.prompt_logprobs is not None:
             return
         request.block_tables[:] = map(BlockTable, self._prefix.acquire(request))
         num_tokens = len(request.block_tables[0].block_ids) * self.block_size
         request.num_computed_tokens = request.num_collected_tokens = num_tokens
+
+    def fork(self, parent: ScheduledRequest, child: ScheduledRequest) -> None:
+        """Let a child that holds nothing start behind all but the last token of the parent's prompt, which has been collected.
+
+        It shares the full blocks of these tokens. A last, partial one is kept for it until `take_copies`.
+        """
+        self.commit(parent)
+        num_tokens = parent.num_prompt_tokens - 1
+        num_full, rest = divmod(num_tokens, self.block_size)
+        shared = [table.block_ids[:num_full] for table in parent.block_tables]
+        child.block_tables[:] = map(BlockTable, shared)
+        if rest:
+            self._tails[child.request_id] = [table.block_ids[num_full] for table in parent.block_tables]
+        for group, table in enumerate(parent.block_tables):
+            self._pool.share(group, filter(None, table.block_ids[: num_full + (rest > 0)]))
+        if self._prefix is not None:
+            self._prefix.fork(parent, child)
+        child.num_computed_tokens = child.num_collected_tokens = num_tokens
+
+    def take_copies(self, request: ScheduledRequest) -> list[BlockCopy]:
+        """What a fork needs copied into its newest blocks, before the step that computes in them."""
+        index = request.num_computed_tokens // self.block_size
+        sources = self._drop_tail(request)
+        return [BlockCopy(group, source, request.block_tables[group].block_ids[index]) for group, source in enumerate(sources)]
+
+    def found(self, request: ScheduledRequest) -> PrefixNode | None:
+        """Where the search of `match_prefix` ended, for `goes_on`."""
+        return self._prefix.found(request) if self._prefix is not None else None
+
+    def goes_on(self, found: PrefixNode | None, request: ScheduledRequest) -> bool:
+        """Whether that search would go further by now. Costs the same for any length of the match."""
+        return found is not None and self._prefix is not None and self._prefix.goes_on(found, request)
 
     def count_hits(self, request: ScheduledRequest) -> None:
         """Note what the prefix cache was worth to a request, at its first admission; what it recomputes later is no hit."""
@@ -81,6 +125,11 @@ class CacheManager:
         """Let others start from the full blocks that the request has collected."""
         if self._prefix is not None:
             self._prefix.commit(request)
+
+    def observe_mass(self, block_mass: Sequence[float]) -> None:
+        """block_mass: see `StepResult`."""
+        if self._prefix is not None:
+            self._prefix.observe_mass(block_mass)
 
     def clear(self) -> None:
         """Forget every prefix that no request uses."""
@@ -104,22 +153,28 @@ class CacheManager:
             table.block_ids += new
         return True
 
-    def drop_out_of_window(self, request: ScheduledRequest) -> None:
-        """Free the blocks that no token from `num_computed_tokens` on can read.
+    def drop_out_of_window(self, request: ScheduledRequest, *, uncommitted: bool = True) -> bool:
+        """Free the blocks that no token from `num_computed_tokens` on can read. Returns whether there were any.
 
         The counter is the scheduled one: a step in flight still reads what is freed here, and whoever gets the block writes
-        it in a later launch.
+        it in a later launch. uncommitted: also blocks of a step in flight, which then cannot be cached once it is collected.
         """
+        kept_from = None if uncommitted or self._prefix is None else request.num_collected_tokens // self.block_size
+        dropped = False
         for group, (window, table) in enumerate(zip(self._windows, request.block_tables, strict=False)):
             if window is None:
                 continue
             block_ids = table.block_ids
             first_needed = max(0, request.num_computed_tokens - window + 1) // self.block_size
+            if kept_from is not None:
+                first_needed = min(first_needed, kept_from)
             index = first_needed
             while index > 0 and block_ids[index - 1]:
                 index -= 1
             self._release(group, block_ids[index:first_needed])
             block_ids[index:first_needed] = [0] * (first_needed - index)
+            dropped |= index < first_needed
+        return dropped
 
     def free(self, request: ScheduledRequest) -> None:
         """Take back everything the request holds; what it has collected stays reusable. Idempotent."""
@@ -127,9 +182,18 @@ class CacheManager:
         for group, table in enumerate(request.block_tables):
             self._release(group, [block for block in table.block_ids if block])
             table.block_ids.clear()
+        self._drop_tail(request)
         if self._prefix is not None:
             self._prefix.let_go(request)
         self._pool.forget(request.request_id)
+
+    def _drop_tail(self, request: ScheduledRequest) -> list[int]:
+        tail = self._tails.pop(request.request_id, [])
+        for group, block in enumerate(tail):
+            self._release(group, [block])
+        if tail and self._prefix is not None:
+            self._prefix.tail_released(request, tail[0])
+        return tail
 
     def _release(self, group: int, blocks: list[int]) -> None:
         self._pool.release(group, blocks)
@@ -165,7 +229,11 @@ class CacheManager:
             tables = request.block_tables
             lengths = {len(table.block_ids) for table in tables}
             assert len(lengths) <= 1, f"{request.request_id}: tables of different lengths"
-            assert request.num_computed_tokens <= max(lengths, default=0) * self.block_size, "computed tokens without a block"
+            tail = self._tails.get(request.request_id, [])
+            num_blocks = max(lengths, default=0) + bool(tail)
+            assert request.num_computed_tokens <= num_blocks * self.block_size, "computed tokens without a block"
+            for group, block in enumerate(tail):
+                held[group][block] += 1
             for group, table in enumerate(tables):
                 self._check_table(group, table.block_ids, request.num_computed_tokens)
                 held[group].update(filter(None, table.block_ids))

@@ -6,7 +6,7 @@ from inference_server.core.kv_layout import KVLayout
 from inference_server.core.options import CacheOptions
 from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.cache_manager import CacheManager
-from inference_server.kv_cache.eviction import LRU, EvictionPolicy, SinkLRU
+from inference_server.kv_cache.eviction import H2O, LRU, EvictionPolicy, SinkLRU
 from inference_server.kv_cache.prefix_cache import PrefixCache
 
 logger = logging.getLogger(__name__)
@@ -29,5 +29,7 @@ def _create_policy(name: str) -> EvictionPolicy:
             return LRU()
         case "sink_lru":
             return SinkLRU()
+        case "h2o":
+            return H2O()
         case _:
             raise ValueError(f"there is no eviction policy {name!r}")

@@ -25,12 +25,14 @@ FULL = 0
 class _Hold:
     """What a request locks: `node` and all above it.
 
+    found: the last node of its tokens when it came, whether or not it can be resumed there.
     prompt_end: the last one above, until the request's own takes its place.
     duplicates: blocks of nodes that it locks while its tables hold copies of its own.
     """
 
     node: PrefixNode
-    prompt_end: PrefixNode | None
+    found: PrefixNode
+    prompt_end: PrefixNode | None = None
     duplicates: list[int] = field(default_factory=list)
 
 
@@ -62,9 +64,11 @@ class PrefixCache:
 
         Returns its blocks by layer group, one reference taken of each, null where the window has passed.
         """
-        nodes = self._windows.resumable(self._find(request))
+        found = self._find(request)
+        nodes = self._windows.resumable(found)
         self._time += 1
-        hold = self._holds[request.request_id] = _Hold(nodes[-1] if nodes else self._root, None)
+        hold = _Hold(nodes[-1] if nodes else self._root, found[-1] if found else self._root)
+        self._holds[request.request_id] = hold
         for node in nodes:
             node.last_used = self._time
             if node.is_prompt_end:
@@ -74,6 +78,27 @@ class PrefixCache:
         if self._windows.exist:
             tables.append(self._windows.share(nodes))
         return tables
+
+    def fork(self, parent: ScheduledRequest, child: ScheduledRequest) -> None:
+        """Lock for the child the nodes of the blocks that its tables share with the parent's."""
+        held = self._holds[parent.request_id]
+        blocks = child.block_tables[FULL].block_ids
+        nodes = held.node.path()[: len(blocks)]
+        duplicates = [node.block for node, block in zip(nodes, blocks, strict=False) if node.block != block]
+        self._pool.share(FULL, duplicates)
+        node = nodes[-1] if nodes else self._root
+        self._holds[child.request_id] = _Hold(node, node, held.prompt_end, duplicates)
+
+    def found(self, request: ScheduledRequest) -> PrefixNode:
+        """The node at which the search for the request's tokens ended."""
+        return self._holds[request.request_id].found
+
+    def goes_on(self, node: PrefixNode, request: ScheduledRequest) -> bool:
+        """Whether a search that ended at `node` might go further by now: a node that is gone tells nothing."""
+        if node.parent is None and node is not self._root:
+            return True
+        end = (node.depth + 1) * self._block_size
+        return end < len(request.token_ids) and self._key(request, node.depth) in node.children
 
     def commit(self, request: ScheduledRequest) -> None:
         """Cache the full blocks of what the request has collected."""
@@ -89,8 +114,7 @@ class PrefixCache:
         prompt_end = (request.num_prompt_tokens - 1) // size
         grown: PrefixNode | None = None
         for index in range(node.depth, num_blocks):
-            ids = request.token_ids[index * size : (index + 1) * size]
-            key: BlockKey = tuple(ids) if index else (request.cache_salt, *ids)
+            key = self._key(request, index)
             child = node.children.get(key)
             if child is None:
                 grown = grown or node
@@ -114,6 +138,12 @@ class PrefixCache:
         """A request let go of these window blocks."""
         self._windows.released(blocks)
 
+    def tail_released(self, request: ScheduledRequest, block: int) -> None:
+        """A fork let go of the full-group block behind those that it locks; its parent may have filled and cached that since."""
+        for node in self._holds[request.request_id].node.children.values():
+            if node.block == block:
+                self._offer(node)
+
     def let_go(self, request: ScheduledRequest) -> None:
         """Unlock the request's nodes, its tables being released already. Idempotent."""
         hold = self._holds.pop(request.request_id, None)
@@ -123,6 +153,11 @@ class PrefixCache:
         self._time += 1
         hold.node.last_used = self._time
         self._offer(hold.node)
+
+    def observe_mass(self, block_mass: Sequence[float]) -> None:
+        """Tell the policy how much each block of the full group has been attended to."""
+        self._policy.observe(block_mass, self._time)
+        self._queue.rerank()
 
     def evict(self) -> bool:
         """Give up one block, or one leaf, that no request uses. False if there is none.
@@ -155,9 +190,7 @@ class PrefixCache:
         nodes: list[PrefixNode] = []
         node = self._root
         for index in range(num_blocks):
-            ids = token_ids[index * size : (index + 1) * size]
-            block_key: BlockKey = tuple(ids) if index else (salt, *ids)
-            child = node.children.get(block_key)
+            child = node.children.get(self._key(request, index))
             if child is None:
                 return nodes
             nodes.append(child)
@@ -165,6 +198,11 @@ class PrefixCache:
         if nodes:
             self._exact.put(key, node)
         return nodes
+
+    def _key(self, request: ScheduledRequest, index: int) -> BlockKey:
+        """Of the request's block number `index`."""
+        ids = request.token_ids[index * self._block_size : (index + 1) * self._block_size]
+        return tuple(ids) if index else (request.cache_salt, *ids)
 
     def _join(self, hold: _Hold, node: PrefixNode, block: int) -> None:
         """The request has computed what another did before: keep one of the two, and lock that."""

@@ -6,13 +6,32 @@ from typing import Any
 
 from inference_server.core.errors import ModelLoadError
 
+_SIZES = {
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+}
+
 
 class ConfigFields(dict[str, Any]):
-    """The fields of the text model; those of a multimodal checkpoint lie one level down. A missing one raises ModelLoadError."""
+    """The fields of the text model; those of a multimodal checkpoint lie one level down. A missing one raises ModelLoadError.
+
+    So does, at once, a size that is none; null counts as missing.
+    """
 
     def __init__(self, config: Mapping[str, Any], family: str) -> None:
         super().__init__({**config, **config.get("text_config", {})})
         self.family = family
+        for name in _SIZES & self.keys():
+            if self[name] is None:
+                del self[name]
+            elif type(self[name]) is not int or self[name] < 1:
+                raise self.refusal(name, self[name])
 
     def __missing__(self, name: str) -> Any:
         raise ModelLoadError(f"config.json has no {name}")

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from inference_server.core.kv_layout import LayerGroup
-from inference_server.kernels.ops import Activation, KVSlots
+from inference_server.kernels.ops import Activation, AddNorm, Epilogue, KVSlots
 from inference_server.models.attention import FULL, SLIDING, AttentionMetadata, LayerKV
 from inference_server.models.fields import ConfigFields, RopeParameters
-from inference_server.models.layers import AddNorm, GatedMLP, RMSNorm, RotaryAngles, soft_cap
+from inference_server.models.layers import OUTPUT, GatedMLP, RotaryAngles
 from inference_server.models.weights import Weights
 
 _BUILT = {
@@ -81,79 +81,84 @@ class Gemma3:
     def __init__(self, config: Gemma3Config, weights: Weights) -> None:
         self.config = config
         self.dtype = weights.activation_dtype
+        self.ops = weights.ops
         text = weights.text()
-        self.embedding = text.linear(config.hidden_size, embed_tokens=config.vocab_size)  # read by rows, and multiplied by as lm_head
+        lm_head = Epilogue(softcap=config.final_logit_softcapping, out_dtype=torch.float32)
+        self.embedding = text.linear(config.hidden_size, lm_head, embed_tokens=config.vocab_size)  # read by rows, and multiplied by
         self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype).item()
-        names = [f"layers.{i}.input_layernorm" for i in range(len(config.layer_types))]
-        self.first_norm, *next_norms = (_norm(text, name, config.hidden_size, config) for name in (*names, "norm"))
-        self.layers = [Block(config, i, text.at(f"layers.{i}"), next_norm) for i, next_norm in enumerate(next_norms)]
-        self.rotary = {t: RotaryAngles(config.head_dim, config.rope[t], weights.device) for t in set(config.layer_types)}
+        names = [f"layers.{i}" for i in range(len(config.layer_types))]
+        ends = [None, *(f"{name}.post_feedforward_layernorm" for name in names)]
+        starts = [*(f"{name}.input_layernorm" for name in names), "norm"]
+        *norms, self.last_norm = (_add_norm(text, end, start, config) for end, start in zip(ends, starts, strict=True))
+        self.layers = [Block(config, i, text.at(names[i]), norm) for i, norm in enumerate(norms)]
+        self.rotary = {t: RotaryAngles(config.head_dim, config.rope[t], weights.device, self.ops) for t in set(config.layer_types)}
         weights.skip("lm_head", "language_model.lm_head")
         weights.check_all_taken()
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
         """input_ids, positions: int64 [tokens], the rows of `metadata` one after the other. Returns hidden [tokens, hidden_size]."""
-        x = self.embedding.rows(input_ids).to(self.dtype) * self.embedding_scale
+        x, update = None, self.embedding.rows(input_ids).to(self.dtype) * self.embedding_scale
         angles = {layer_type: rotary(positions, self.dtype) for layer_type, rotary in self.rotary.items()}
-        normed = self.first_norm(x)
         for layer in self.layers:
-            x, normed = layer(x, normed, angles[layer.layer_type], metadata, kv)
-        return normed
+            x, update = layer(x, update, angles[layer.layer_type], metadata, kv)
+        return self.ops.add_norm(x, update, self.last_norm)[1]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden_size], of the tokens to sample after, to fp32 logits [rows, vocab_size]."""
-        return soft_cap(self.embedding(hidden, torch.float32), self.config.final_logit_softcapping)
+        return self.embedding(hidden)
 
 
 class Block:
-    """Attention, then MLP; each between two norms and added to the residual stream.
+    """Attention, then MLP; each between two norms and added to the residual stream. norm: the way in from the block before."""
 
-    It is handed the stream x and its norm, and hands on the same for the layer after it, whose first norm is `next_norm`.
-    """
-
-    def __init__(self, config: Gemma3Config, layer: int, weights: Weights, next_norm: RMSNorm) -> None:
+    def __init__(self, config: Gemma3Config, layer: int, weights: Weights, norm: AddNorm) -> None:
         self.layer_type = config.layer_types[layer]
-        after_attention, before_mlp, after_mlp = (
-            _norm(weights, name, config.hidden_size, config)
-            for name in ("post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-        )
-        self.attention = Attention(config, layer, weights.at("self_attn"))
-        self.add_attention = AddNorm(after_attention, before_mlp, weights.ops)
-        self.mlp = GatedMLP(weights.at("mlp"), config.hidden_size, config.intermediate_size, Activation.GELU_TANH)
-        self.add_mlp = AddNorm(after_mlp, next_norm, weights.ops)
+        self.attention = Attention(config, layer, weights.at("self_attn"), norm)
+        between = _add_norm(weights, "post_attention_layernorm", "pre_feedforward_layernorm", config)
+        self.mlp = GatedMLP(weights.at("mlp"), config.hidden_size, config.intermediate_size, Activation.GELU_TANH, between)
 
     def __call__(
-        self, x: Tensor, normed: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV
+        self, x: Tensor | None, update: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV
     ) -> tuple[Tensor, Tensor]:
-        x, normed = self.add_attention(x, self.attention(normed, angles, metadata, kv))
-        return self.add_mlp(x, self.mlp(normed))
+        x, update = self.attention(x, update, angles, metadata, kv)
+        return self.mlp(x, update)
 
 
 class Attention:
     """Grouped-query attention. Query, key and value heads lie side by side, so that one operation norms, rotates and stores them."""
 
-    def __init__(self, config: Gemma3Config, layer: int, weights: Weights) -> None:
+    def __init__(self, config: Gemma3Config, layer: int, weights: Weights, norm: AddNorm) -> None:
         self.layer = layer
+        self.norm = norm
         self.scale = config.query_pre_attn_scalar**-0.5
         num_heads, num_kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
         self.qkv = weights.linear(config.hidden_size, q_proj=q_size, k_proj=kv_size, v_proj=kv_size)
-        self.out = weights.linear(q_size, o_proj=config.hidden_size)
-        q_norm, k_norm = (_norm(weights, name, head_dim, config).weight for name in ("q_norm", "k_norm"))
+        self.out = weights.linear(q_size, OUTPUT, o_proj=config.hidden_size)
+        q_norm, k_norm = (_norm_weight(weights, name, head_dim) for name in ("q_norm", "k_norm"))
         self.qk_norm = torch.cat((q_norm.expand(num_heads, -1), k_norm.expand(num_kv_heads, -1)))  # by head
         self.eps = config.rms_norm_eps
         self.ops = weights.ops
 
-    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
+    def __call__(
+        self, x: Tensor | None, update: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV
+    ) -> tuple[Tensor, Tensor]:
+        x, qkv = self.qkv.after(x, update, self.norm)
         group = metadata.groups[kv.group_of(self.layer)]
         slots = KVSlots(kv.key(self.layer), kv.value(self.layer), group.slot_mapping)
-        q = self.ops.norm_rotate_store(self.qkv(x), self.qk_norm, self.eps, *angles, slots)
-        return self.out(group.attention(q, slots.key, slots.value, self.scale).flatten(1))
+        q = self.ops.norm_rotate_store(qkv, self.qk_norm, self.eps, *angles, slots)
+        return x, self.out(group.attention(q, slots.key, slots.value, self.scale).flatten(1))
 
 
-def _norm(weights: Weights, name: str, size: int, config: Gemma3Config) -> RMSNorm:
+def _norm_weight(weights: Weights, name: str, size: int) -> Tensor:
     """Gemma 3 stores norm weights less one."""
-    return RMSNorm(1.0 + weights.take(f"{name}.weight", size, dtype=torch.float32), config.rms_norm_eps, weights.ops)
+    return 1.0 + weights.take(f"{name}.weight", size, dtype=torch.float32)
+
+
+def _add_norm(weights: Weights, end: str | None, start: str, config: Gemma3Config) -> AddNorm:
+    """Of the norms after one sublayer, if there is any, and before the next."""
+    post = _norm_weight(weights, end, config.hidden_size) if end else None
+    return AddNorm(post, _norm_weight(weights, start, config.hidden_size), config.rms_norm_eps)
 
 
 def _layer_types(fields: ConfigFields) -> tuple[str, ...]:

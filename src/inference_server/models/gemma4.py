@@ -5,23 +5,21 @@ the last layers may own no keys and values and read an earlier layer's; a token 
 experts may work beside the dense MLP. Vision and audio parts are skipped at load, not run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import LayerGroup
-from inference_server.kernels.ops import Activation, KVSlots
-from inference_server.kernels.reference import route
+from inference_server.kernels.ops import Activation, AddNorm, Epilogue, KVSlots
 from inference_server.models.attention import FULL, SLIDING, AttentionMetadata, LayerKV
 from inference_server.models.fields import ConfigFields, RopeParameters
-from inference_server.models.layers import AddNorm, GatedMLP, RMSNorm, RotaryAngles, soft_cap
-from inference_server.models.moe import Experts
+from inference_server.models.layers import OUTPUT, GatedMLP, RotaryAngles, norm_weight
+from inference_server.models.moe import load_experts
 from inference_server.models.weights import Weights
 
 _BUILT = {
@@ -125,30 +123,30 @@ class Gemma4:
     def __init__(self, config: Gemma4Config, weights: Weights) -> None:
         self.config = config
         self.dtype = weights.activation_dtype
+        self.ops = weights.ops
         text = weights.text()
-        self.embedding = text.linear(config.hidden_size, embed_tokens=config.vocab_size)  # read by rows, and multiplied by as lm_head
+        lm_head = Epilogue(softcap=config.final_logit_softcapping, out_dtype=torch.float32)
+        self.embedding = text.linear(config.hidden_size, lm_head, embed_tokens=config.vocab_size)  # read by rows, and multiplied by
         self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype).item()
         self.per_layer = PerLayerEmbedding(config, text) if config.per_layer_size else None
-        names = [f"layers.{i}.input_layernorm" for i in range(len(config.layer_types))]
-        self.first_norm, *next_norms = (RMSNorm.load(text, name, config.hidden_size, config.rms_norm_eps) for name in (*names, "norm"))
-        self.layers = [Block(config, i, text.at(f"layers.{i}"), next_norm) for i, next_norm in enumerate(next_norms)]
-        self.rotary = {name: RotaryAngles(kind.head_dim, kind.rope, weights.device) for name, kind in config.kinds.items()}
+        *norms, self.last_norm = _joints(config, text)
+        self.layers = [Block(config, i, text.at(f"layers.{i}"), norm) for i, norm in enumerate(norms)]
+        self.rotary = {name: RotaryAngles(kind.head_dim, kind.rope, weights.device, self.ops) for name, kind in config.kinds.items()}
         weights.skip("lm_head")
         weights.check_all_taken()
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
         """input_ids, positions: int64 [tokens], the rows of `metadata` one after the other. Returns hidden [tokens, hidden_size]."""
-        x = self.embedding.rows(input_ids).to(self.dtype) * self.embedding_scale
-        per_layer = self.per_layer(input_ids, x) if self.per_layer else [None] * len(self.layers)
+        x, update = None, self.embedding.rows(input_ids).to(self.dtype) * self.embedding_scale
+        per_layer = self.per_layer(input_ids, update) if self.per_layer else [None] * len(self.layers)
         angles = {layer_type: rotary(positions, self.dtype) for layer_type, rotary in self.rotary.items()}
-        normed = self.first_norm(x)
         for layer, embedding in zip(self.layers, per_layer, strict=True):
-            x, normed = layer(x, normed, embedding, angles[layer.layer_type], metadata, kv)
-        return normed
+            x, update = layer(x, update, embedding, angles[layer.layer_type], metadata, kv)
+        return self.ops.add_norm(x, update, self.last_norm)[1]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden_size], of the tokens to sample after, to fp32 logits [rows, vocab_size]."""
-        return soft_cap(self.embedding(hidden, torch.float32), self.config.final_logit_softcapping)
+        return self.embedding(hidden)
 
 
 class PerLayerEmbedding:
@@ -157,53 +155,54 @@ class PerLayerEmbedding:
     def __init__(self, config: Gemma4Config, weights: Weights) -> None:
         self.size = config.per_layer_size
         width = len(config.layer_types) * self.size
-        self.table = weights.take("embed_tokens_per_layer.weight", config.per_layer_vocab_size, width)
+        self.lookup = weights.table("embed_tokens_per_layer.weight", config.per_layer_vocab_size, width)
         self.table_scale = torch.tensor(self.size**0.5, dtype=weights.dtype).item()
         self.project = weights.linear(config.hidden_size, per_layer_model_projection=width)
         self.projection_scale = config.hidden_size**-0.5
-        self.norm = RMSNorm.load(weights, "per_layer_projection_norm", self.size, config.rms_norm_eps)
+        norm = norm_weight(weights, "per_layer_projection_norm", self.size)
+        self.mix = AddNorm(norm, None, config.rms_norm_eps, scale=2**-0.5)
+        self.ops = weights.ops
 
     def __call__(self, input_ids: Tensor, x: Tensor) -> tuple[Tensor, ...]:
         """input_ids [tokens], x: their scaled embeddings [tokens, hidden_size]. Returns [tokens, size] for every layer."""
-        from_id = functional.embedding(input_ids, self.table).to(x.dtype) * self.table_scale  # [tokens, layers * size]
-        from_x = self.norm((self.project(x) * self.projection_scale).view(-1, self.size))  # [tokens * layers, size]
-        return ((from_x.view_as(from_id) + from_id) * 2**-0.5).split(self.size, dim=1)
+        from_id = self.lookup(input_ids).to(x.dtype) * self.table_scale  # [tokens, layers * size]
+        from_x = self.project(x) * self.projection_scale
+        mixed, _ = self.ops.add_norm(from_id.view(-1, self.size), from_x.view(-1, self.size), self.mix)
+        return mixed.view_as(from_id).split(self.size, dim=1)
 
 
 class Block:
     """Attention, MLP and per-layer embedding; each added to the residual stream, which is scaled at the end.
 
-    It is handed the stream x and its norm, and hands on the same for the layer after it, whose first norm is `next_norm`.
+    norm: the way in from the block before.
     """
 
-    def __init__(self, config: Gemma4Config, layer: int, weights: Weights, next_norm: RMSNorm) -> None:
-        norm = partial(RMSNorm.load, weights, size=config.hidden_size, eps=config.rms_norm_eps)
+    def __init__(self, config: Gemma4Config, layer: int, weights: Weights, norm: AddNorm) -> None:
         self.layer_type = config.layer_types[layer]
-        self.attention = Attention(config, layer, weights.at("self_attn"))
-        self.add_attention = AddNorm(norm("post_attention_layernorm"), norm("pre_feedforward_layernorm"), weights.ops)
+        self.attention = Attention(config, layer, weights.at("self_attn"), norm)
         factor = 1 if layer < config.num_own_kv_layers else config.shared_mlp_factor
-        self.mlp = GatedMLP(weights.at("mlp"), config.hidden_size, factor * config.intermediate_size, Activation.GELU_TANH)
+        between = _add_norm(config, weights, "post_attention_layernorm", "pre_feedforward_layernorm")
+        mlp_size = factor * config.intermediate_size
+        self.mlp = GatedMLP(weights.at("mlp"), config.hidden_size, mlp_size, Activation.GELU_TANH, between)
         self.experts = ParallelExperts(config, weights) if config.num_experts else None
-        after_mlp, scale = norm("post_feedforward_layernorm"), weights.scalar("layer_scalar")
-        self.per_layer_input: PerLayerInput | None = None
-        if config.per_layer_size:
-            self.add_mlp = AddNorm(after_mlp, None, weights.ops)
-            self.per_layer_input = PerLayerInput(config, weights)
-            self.add_per_layer = AddNorm(norm("post_per_layer_input_norm"), next_norm, weights.ops, scale)
-        else:
-            self.add_mlp = AddNorm(after_mlp, next_norm, weights.ops, scale)
+        self.per_layer_input = PerLayerInput(config, weights) if config.per_layer_size else None
 
     def __call__(
-        self, x: Tensor, normed: Tensor, embedding: Tensor | None, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV
+        self,
+        x: Tensor | None,
+        update: Tensor,
+        embedding: Tensor | None,
+        angles: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+        kv: LayerKV,
     ) -> tuple[Tensor, Tensor]:
-        x, normed = self.add_attention(x, self.attention(normed, angles, metadata, kv))
-        mlp = self.mlp(normed)
+        x, update = self.attention(x, update, angles, metadata, kv)
+        x, update = self.mlp(x, update)
         if self.experts is not None:
-            mlp = self.experts(x, mlp)
-        x, normed = self.add_mlp(x, mlp)
+            update = self.experts(x, update)
         if self.per_layer_input is not None and embedding is not None:
-            x, normed = self.add_per_layer(x, self.per_layer_input(x, embedding))
-        return x, normed
+            x, update = self.per_layer_input(x, update, embedding)
+        return x, update
 
 
 class Attention:
@@ -212,71 +211,92 @@ class Attention:
     The heads lie side by side, so that one operation norms all of them, rotates queries and keys, and stores keys and values.
     """
 
-    def __init__(self, config: Gemma4Config, layer: int, weights: Weights) -> None:
+    def __init__(self, config: Gemma4Config, layer: int, weights: Weights, norm: AddNorm) -> None:
+        self.norm = norm
         kind = config.kinds[config.layer_types[layer]]
         self.kv_layer = config.kv_source(layer)
         self.owns_kv = self.kv_layer == layer
         self.values_are_keys = kind.values_are_keys and self.owns_kv
-        self.q_size, kv_size = config.num_attention_heads * kind.head_dim, kind.num_kv_heads * kind.head_dim
-        norm = partial(RMSNorm.load, weights, size=kind.head_dim, eps=config.rms_norm_eps)
-        by_head = [norm("q_norm").weight.expand(config.num_attention_heads, -1)]
+        q_size, kv_size = config.num_attention_heads * kind.head_dim, kind.num_kv_heads * kind.head_dim
+        by_head = [norm_weight(weights, "q_norm", kind.head_dim).expand(config.num_attention_heads, -1)]
         if self.owns_kv:
-            by_head.append(norm("k_norm").weight.expand(kind.num_kv_heads, -1))
+            by_head.append(norm_weight(weights, "k_norm", kind.head_dim).expand(kind.num_kv_heads, -1))
             by_head.append(torch.ones_like(by_head[1]))
             kv_proj = {"k_proj": kv_size} if self.values_are_keys else {"k_proj": kv_size, "v_proj": kv_size}
-            self.qkv = weights.linear(config.hidden_size, q_proj=self.q_size, **kv_proj)
+            self.qkv = weights.linear(config.hidden_size, q_proj=q_size, **kv_proj)
         else:
             weights.skip("k_proj", "v_proj", "k_norm", "v_norm")
-            self.qkv = weights.linear(config.hidden_size, q_proj=self.q_size)
-        self.norm = torch.cat(by_head)  # [heads, head_dim]
+            self.qkv = weights.linear(config.hidden_size, q_proj=q_size)
+        self.head_norm = torch.cat(by_head)  # [heads, head_dim]
         self.eps = config.rms_norm_eps
-        self.out = weights.linear(self.q_size, o_proj=config.hidden_size)
+        self.out = weights.linear(q_size, OUTPUT, o_proj=config.hidden_size)
         self.ops = weights.ops
 
-    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
-        qkv = self.qkv(x)  # queries alone where another layer's keys and values are read
-        if self.values_are_keys:
-            qkv = torch.cat((qkv, qkv[:, self.q_size :]), dim=1)
+    def __call__(
+        self, x: Tensor | None, update: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV
+    ) -> tuple[Tensor, Tensor]:
+        x, qkv = self.qkv.after(x, update, self.norm)  # queries alone where another layer's keys and values are read
         group = metadata.groups[kv.group_of(self.kv_layer)]
         slots = KVSlots(kv.key(self.kv_layer), kv.value(self.kv_layer), group.slot_mapping)
-        q = self.ops.norm_rotate_store(qkv, self.norm, self.eps, *angles, slots if self.owns_kv else None)
-        return self.out(group.attention(q, slots.key, slots.value, 1.0).flatten(1))
+        own_slots = slots if self.owns_kv else None
+        q = self.ops.norm_rotate_store(qkv, self.head_norm, self.eps, *angles, own_slots, self.values_are_keys)
+        return x, self.out(group.attention(q, slots.key, slots.value, 1.0).flatten(1))
 
 
 class ParallelExperts:
     """Experts beside the dense MLP: they read the residual stream through norms of their own, and the two results are added."""
 
     def __init__(self, config: Gemma4Config, weights: Weights) -> None:
-        norm = partial(RMSNorm.load, weights, size=config.hidden_size, eps=config.rms_norm_eps)
-        router = weights.at("router")
-        scale = router.take("scale", config.hidden_size, dtype=torch.float32) * config.hidden_size**-0.5
-        self.router_norm = RMSNorm(scale, config.rms_norm_eps, weights.ops)
-        self.router = router.linear(config.hidden_size, proj=config.num_experts)
+        hidden_size, router = config.hidden_size, weights.at("router").unquantized()
+        norm = partial(norm_weight, weights, size=hidden_size)
+        self.eps = config.rms_norm_eps
+        self.router_norm = router.take("scale", hidden_size, dtype=torch.float32) * hidden_size**-0.5
+        self.router = router.linear(hidden_size, Epilogue(out_dtype=torch.float32), proj=config.num_experts)
         self.expert_scale = router.take("per_expert_scale", config.num_experts, dtype=torch.float32)
         self.top_k = config.experts_per_token
         self.norm = norm("pre_feedforward_layernorm_2")
-        self.experts = Experts(weights.at("experts"), config.num_experts, config.hidden_size, config.expert_size, Activation.GELU_TANH)
-        self.after_norm = norm("post_feedforward_layernorm_2")
-        self.after_mlp_norm = norm("post_feedforward_layernorm_1")
+        self.experts = load_experts(weights.at("experts"), config.num_experts, hidden_size, config.expert_size, Activation.GELU_TANH)
+        self.after_experts = AddNorm(norm("post_feedforward_layernorm_2"), None, self.eps)
+        self.after_mlp = AddNorm(norm("post_feedforward_layernorm_1"), None, self.eps)
+        self.ops = weights.ops
 
     def __call__(self, x: Tensor, mlp: Tensor) -> Tensor:
         """x: the residual stream; mlp: what the dense MLP made of it; all [tokens, hidden_size]."""
-        scores = self.router(self.router_norm(x), torch.float32)
-        expert_ids, expert_weights = route(scores, self.top_k, normalize=True)
-        experts = self.experts(self.norm(x), expert_ids, expert_weights * self.expert_scale[expert_ids])
-        return self.after_mlp_norm(mlp) + self.after_norm(experts)
+        scores = self.router(self.ops.rms_norm(x, self.router_norm, self.eps))
+        expert_ids, weights = self.ops.route(scores, self.top_k, normalize=True, expert_scale=self.expert_scale)
+        experts = self.experts(self.ops.rms_norm(x, self.norm, self.eps), expert_ids, weights)
+        both, _ = self.ops.add_norm(None, experts, self.after_experts)
+        both, _ = self.ops.add_norm(both, mlp, self.after_mlp)
+        return both
 
 
 class PerLayerInput:
     """Lets the residual stream gate the token's embedding for this layer, and brings it to the stream's width."""
 
     def __init__(self, config: Gemma4Config, weights: Weights) -> None:
-        self.gate = weights.linear(config.hidden_size, per_layer_input_gate=config.per_layer_size)
-        self.project = weights.linear(config.per_layer_size, per_layer_projection=config.hidden_size)
+        self.norm = AddNorm(norm_weight(weights, "post_feedforward_layernorm", config.hidden_size), None, config.rms_norm_eps)
+        self.gate = weights.linear(config.hidden_size, Epilogue(Activation.GELU_TANH), per_layer_input_gate=config.per_layer_size)
+        self.project = weights.linear(config.per_layer_size, OUTPUT, per_layer_projection=config.hidden_size)
 
-    def __call__(self, x: Tensor, embedding: Tensor) -> Tensor:
-        """x [tokens, hidden_size], embedding [tokens, per_layer_size]."""
-        return self.project(functional.gelu(self.gate(x), approximate="tanh") * embedding)
+    def __call__(self, x: Tensor | None, update: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
+        """x, update [tokens, hidden_size], embedding [tokens, per_layer_size]."""
+        x, gated = self.gate.after(x, update, self.norm, embedding)
+        return x, self.project(gated)
+
+
+def _joints(config: Gemma4Config, weights: Weights) -> Iterator[AddNorm]:
+    """The way into each layer and out of the last: the norm that ends one, its scalar, and the norm that begins the next."""
+    end = "post_per_layer_input_norm" if config.per_layer_size else "post_feedforward_layernorm"
+    yield _add_norm(config, weights, None, "layers.0.input_layernorm")
+    for i in range(1, len(config.layer_types) + 1):
+        name = f"layers.{i - 1}"
+        start = f"layers.{i}.input_layernorm" if i < len(config.layer_types) else "norm"
+        yield _add_norm(config, weights, f"{name}.{end}", start, weights.scalar(f"{name}.layer_scalar"))
+
+
+def _add_norm(config: Gemma4Config, weights: Weights, end: str | None, start: str, scale: float = 1.0) -> AddNorm:
+    post = norm_weight(weights, end, config.hidden_size) if end else None
+    return AddNorm(post, norm_weight(weights, start, config.hidden_size), config.rms_norm_eps, scale)
 
 
 def _layer_types(fields: ConfigFields) -> tuple[str, ...]:

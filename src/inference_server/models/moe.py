@@ -3,34 +3,27 @@
 import torch
 from torch import Tensor
 
-from inference_server.kernels.ops import Activation
-from inference_server.kernels.reference import moe_experts
+from inference_server.kernels.ops import Activation, Experts
 from inference_server.models.weights import Weights
 
 
-class Experts:
-    """The experts of one layer, stacked: gate and up [experts, 2 * size, hidden_size], down [experts, hidden_size, size]."""
-
-    def __init__(self, weights: Weights, num_experts: int, hidden_size: int, size: int, activation: Activation) -> None:
-        self.activation = activation
-        if "0.down_proj.weight" in weights:
-            self.gate_up, self.down = _stack(weights, num_experts, hidden_size, size)
-        else:
-            self.gate_up = weights.take("gate_up_proj", num_experts, 2 * size, hidden_size)
-            self.down = weights.take("down_proj", num_experts, hidden_size, size)
-
-    def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
-        """x [tokens, hidden_size]; expert_ids, expert_weights [tokens, top_k], as `route` returns them. The weighted sums, as x."""
-        return moe_experts(x, self.gate_up, self.down, expert_ids, expert_weights, self.activation)
+def load_experts(weights: Weights, num_experts: int, hidden_size: int, size: int, activation: Activation) -> Experts:
+    """The experts of one layer, from a checkpoint that has them stacked or one by one."""
+    if "0.down_proj.weight" in weights:
+        gate_up, down = _stack(weights, num_experts, hidden_size, size)
+    else:
+        gate_up = weights.take("gate_up_proj", num_experts, 2 * size, hidden_size)
+        down = weights.take("down_proj", num_experts, hidden_size, size)
+    return weights.ops.experts(gate_up, down, activation)
 
 
 def _stack(weights: Weights, num_experts: int, hidden_size: int, size: int) -> tuple[Tensor, Tensor]:
-    """From a checkpoint that stores every expert as an MLP of its own; copied one at a time, so that no second layer's worth exists."""
+    """From a checkpoint that stores every expert as an MLP of its own."""
     gate_up = torch.empty(num_experts, 2 * size, hidden_size, dtype=weights.dtype, device=weights.device)
     down = torch.empty(num_experts, hidden_size, size, dtype=weights.dtype, device=weights.device)
     for i in range(num_experts):
         expert = weights.at(str(i))
-        gate_up[i, :size] = expert.take("gate_proj.weight", size, hidden_size)
-        gate_up[i, size:] = expert.take("up_proj.weight", size, hidden_size)
-        down[i] = expert.take("down_proj.weight", hidden_size, size)
+        expert.read("gate_proj.weight", gate_up[i, :size])
+        expert.read("up_proj.weight", gate_up[i, size:])
+        expert.read("down_proj.weight", down[i])
     return gate_up, down

@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from inference_server.core.kv_layout import LayerGroup
-from inference_server.kernels.ops import Activation, KVSlots
-from inference_server.kernels.reference import route
+from inference_server.kernels.ops import Activation, AddNorm, Epilogue, KVSlots
 from inference_server.models.attention import FULL, AttentionMetadata, LayerKV
 from inference_server.models.fields import ConfigFields, RopeParameters
-from inference_server.models.layers import GatedMLP, RMSNorm, RotaryAngles
-from inference_server.models.moe import Experts
+from inference_server.models.layers import OUTPUT, GatedMLP, RotaryAngles, norm_weight
+from inference_server.models.moe import load_experts
 from inference_server.models.weights import Weights
 
+_FLOAT32 = Epilogue(out_dtype=torch.float32)
 _BUILT = {"hidden_act": ("silu",), "attention_bias": (False,), "use_sliding_window": (False,)}
 
 
@@ -84,82 +84,96 @@ class Qwen3:
     def __init__(self, config: Qwen3Config, weights: Weights) -> None:
         self.config = config
         self.dtype = weights.activation_dtype
+        self.ops = weights.ops
         text = weights.text()
         if config.tie_word_embeddings:
-            self.lm_head = text.linear(config.hidden_size, embed_tokens=config.vocab_size)
+            self.lm_head = text.linear(config.hidden_size, _FLOAT32, embed_tokens=config.vocab_size)
             self.embed = self.lm_head.rows
             weights.skip("lm_head")
         else:
-            self.lm_head = weights.linear(config.hidden_size, lm_head=config.vocab_size)
+            self.lm_head = weights.linear(config.hidden_size, _FLOAT32, lm_head=config.vocab_size)
             self.embed = partial(functional.embedding, weight=text.take("embed_tokens.weight", config.vocab_size, config.hidden_size))
         self.layers = [Block(config, i, text.at(f"layers.{i}")) for i in range(config.num_hidden_layers)]
-        self.norm = RMSNorm.load(text, "norm", config.hidden_size, config.rms_norm_eps)
-        self.rotary = RotaryAngles(config.head_dim, config.rope, weights.device)
+        self.last_norm = _add_norm(text, "norm", config)
+        self.rotary = RotaryAngles(config.head_dim, config.rope, weights.device, self.ops)
         weights.check_all_taken()
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
         """input_ids, positions: int64 [tokens], the rows of `metadata` one after the other. Returns hidden [tokens, hidden_size]."""
-        x = self.embed(input_ids).to(self.dtype)
+        x, update = None, self.embed(input_ids).to(self.dtype)
         angles = self.rotary(positions, self.dtype)
         for layer in self.layers:
-            x = layer(x, angles, metadata, kv)
-        return self.norm(x)
+            x, update = layer(x, update, angles, metadata, kv)
+        return self.ops.add_norm(x, update, self.last_norm)[1]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden_size], of the tokens to sample after, to fp32 logits [rows, vocab_size]."""
-        return self.lm_head(hidden, torch.float32)
+        return self.lm_head(hidden)
 
 
 class Block:
     """Attention, then MLP; each after a norm and added to the residual stream."""
 
     def __init__(self, config: Qwen3Config, layer: int, weights: Weights) -> None:
-        self.attention_norm = RMSNorm.load(weights, "input_layernorm", config.hidden_size, config.rms_norm_eps)
-        self.attention = Attention(config, layer, weights.at("self_attn"))
-        self.mlp_norm = RMSNorm.load(weights, "post_attention_layernorm", config.hidden_size, config.rms_norm_eps)
+        self.attention = Attention(config, layer, weights.at("self_attn"), _add_norm(weights, "input_layernorm", config))
+        norm = _add_norm(weights, "post_attention_layernorm", config)
         self.mlp: SparseMLP | GatedMLP
         if layer in config.expert_layers:
-            self.mlp = SparseMLP(config, weights.at("mlp"))
+            self.mlp = SparseMLP(config, weights.at("mlp"), norm)
         else:
-            self.mlp = GatedMLP(weights.at("mlp"), config.hidden_size, config.intermediate_size, Activation.SILU)
+            self.mlp = GatedMLP(weights.at("mlp"), config.hidden_size, config.intermediate_size, Activation.SILU, norm)
 
-    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), angles, metadata, kv)
-        return x + self.mlp(self.mlp_norm(x))
+    def __call__(
+        self, x: Tensor | None, update: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV
+    ) -> tuple[Tensor, Tensor]:
+        x, update = self.attention(x, update, angles, metadata, kv)
+        return self.mlp(x, update)
 
 
 class Attention:
     """Grouped-query attention. Query, key and value heads lie side by side, so that one operation norms, rotates and stores them."""
 
-    def __init__(self, config: Qwen3Config, layer: int, weights: Weights) -> None:
+    def __init__(self, config: Qwen3Config, layer: int, weights: Weights, norm: AddNorm) -> None:
         self.layer = layer
+        self.norm = norm
         self.scale = config.head_dim**-0.5
         num_heads, num_kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
         self.qkv = weights.linear(config.hidden_size, q_proj=q_size, k_proj=kv_size, v_proj=kv_size)
-        self.out = weights.linear(q_size, o_proj=config.hidden_size)
-        q_norm, k_norm = (RMSNorm.load(weights, name, head_dim, config.rms_norm_eps).weight for name in ("q_norm", "k_norm"))
+        self.out = weights.linear(q_size, OUTPUT, o_proj=config.hidden_size)
+        q_norm, k_norm = (norm_weight(weights, name, head_dim) for name in ("q_norm", "k_norm"))
         self.qk_norm = torch.cat((q_norm.expand(num_heads, -1), k_norm.expand(num_kv_heads, -1)))  # by head
         self.eps = config.rms_norm_eps
         self.ops = weights.ops
 
-    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
+    def __call__(
+        self, x: Tensor | None, update: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV
+    ) -> tuple[Tensor, Tensor]:
+        x, qkv = self.qkv.after(x, update, self.norm)
         group = metadata.groups[kv.group_of(self.layer)]
         slots = KVSlots(kv.key(self.layer), kv.value(self.layer), group.slot_mapping)
-        q = self.ops.norm_rotate_store(self.qkv(x), self.qk_norm, self.eps, *angles, slots)
-        return self.out(group.attention(q, slots.key, slots.value, self.scale).flatten(1))
+        q = self.ops.norm_rotate_store(qkv, self.qk_norm, self.eps, *angles, slots)
+        return x, self.out(group.attention(q, slots.key, slots.value, self.scale).flatten(1))
 
 
 class SparseMLP:
     """The router, and the experts it chooses from."""
 
-    def __init__(self, config: Qwen3Config, weights: Weights) -> None:
-        self.router = weights.linear(config.hidden_size, gate=config.num_experts)
+    def __init__(self, config: Qwen3Config, weights: Weights, norm: AddNorm) -> None:
+        self.norm = norm
+        self.router = weights.unquantized().linear(config.hidden_size, _FLOAT32, gate=config.num_experts)
         self.top_k, self.normalize = config.experts_per_token, config.normalize_expert_weights
-        self.experts = Experts(weights.at("experts"), config.num_experts, config.hidden_size, config.expert_size, Activation.SILU)
+        self.experts = load_experts(weights.at("experts"), config.num_experts, config.hidden_size, config.expert_size, Activation.SILU)
+        self.ops = weights.ops
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.experts(x, *route(self.router(x, torch.float32), self.top_k, self.normalize))
+    def __call__(self, x: Tensor | None, update: Tensor) -> tuple[Tensor, Tensor]:
+        x, normed = self.ops.add_norm(x, update, self.norm)
+        return x, self.experts(normed, *self.ops.route(self.router(normed), self.top_k, self.normalize))
+
+
+def _add_norm(weights: Weights, name: str, config: Qwen3Config) -> AddNorm:
+    """Before a sublayer; there is none after."""
+    return AddNorm(None, norm_weight(weights, name, config.hidden_size), config.rms_norm_eps)
 
 
 def _expert_layers(fields: ConfigFields) -> frozenset[int]:

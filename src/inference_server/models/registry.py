@@ -61,11 +61,14 @@ _FAMILIES = {
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json. Raises ModelLoadError if it cannot be read."""
+    """The folder's config.json. Raises ModelLoadError if it cannot be read or is no model's."""
+    path = folder / "config.json"
     try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{folder / 'config.json'} cannot be read: {error}") from error
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("architectures") or [], list):
+        raise ModelLoadError(f"{path} is no model's configuration")
     return config
 
 

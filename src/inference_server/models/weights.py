@@ -1,19 +1,24 @@
 """`Weights`: what a model's constructor takes its tensors from, by checkpoint name.
 
 Taking states the shape, so a missing or misshapen tensor stops the load at once, and what nobody took stops it at the end.
-Matrices come as linear layers, made by the set of operations chosen for this machine.
+A tensor is read straight into the place it will keep, on the device and in its dtype. Matrices come as linear layers, made by
+the set of operations chosen for this machine.
 """
 
 import logging
+from collections.abc import Callable
 from copy import copy
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from inference_server.core.errors import ModelLoadError
 from inference_server.kernels import reference
-from inference_server.kernels.ops import Linear, Ops
+from inference_server.kernels.ops import PLAIN, Epilogue, FusedLinear, Ops
+from inference_server.kernels.quantize import quantize_weight
 
 _TEXT_PREFIXES = ("model.language_model", "language_model.model", "model")
 _OTHER_MODALITIES = ("vision_tower", "audio_tower", "multi_modal_projector", "embed_vision", "embed_audio", "vision_embedder")
@@ -21,18 +26,29 @@ _OTHER_MODALITIES = ("vision_tower", "audio_tower", "multi_modal_projector", "em
 logger = logging.getLogger(__name__)
 
 
+Lookup = Callable[[Tensor], Tensor]
+"""Ids [tokens] to rows [tokens, width]."""
+
+
 class TensorSource(Protocol):
     """A checkpoint, or a stand-in for one."""
 
     def names(self) -> list[str]: ...
 
-    def tensor(self, name: str) -> Tensor: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def copy(self, name: str, out: Tensor) -> None:
+        """Fill `out`, which is contiguous and of the tensor's shape, converting to its dtype."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Weights:
     """A checkpoint seen from one of its name prefixes. All tensors come on `device`, in `dtype` unless another is asked for.
 
-    ops: the operations for this device, which the model takes from here too.
+    ops: the operations for this device, which the model takes from here too. host_table: makes a lookup for ids on the device of a
+    table that stays in the host's memory; None keeps tables on the device too. quantize: linear layers to int8, as each is read.
     """
 
     def __init__(
@@ -41,10 +57,14 @@ class Weights:
         device: torch.device,
         dtype: torch.dtype,
         ops: Ops = reference,
+        host_table: Callable[[Tensor], Lookup] | None = None,
+        quantize: bool = False,
     ) -> None:
         self.device = device
         self.dtype = dtype
         self.ops = ops
+        self._host_table = host_table
+        self._quantize = quantize
         self._source = source
         self._prefix = ""
         self._names = frozenset(source.names())
@@ -61,6 +81,12 @@ class Weights:
         """The view of the language model, which multimodal checkpoints keep deeper than others."""
         return self.at(next((prefix for prefix in _TEXT_PREFIXES if f"{prefix}.embed_tokens.weight" in self), "model"))
 
+    def unquantized(self) -> "Weights":
+        """The same view, for layers that stay as they are: routers, where a small error is another expert."""
+        view = copy(self)
+        view._quantize = False
+        return view
+
     def __contains__(self, name: str) -> bool:
         return self._prefix + name in self._names
 
@@ -76,16 +102,40 @@ class Weights:
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor of this name. Raises ModelLoadError unless it exists and has exactly this shape."""
-        return self._read(name, shape).to(device=self.device, dtype=dtype or self.dtype)
+        out = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        self.read(name, out)
+        return out
+
+    def read(self, name: str, out: Tensor) -> None:
+        """Fill the contiguous `out` with the tensor of this name. Raises ModelLoadError unless it exists and has exactly this shape."""
+        full_name = self._prefix + name
+        if full_name not in self._names:
+            raise ModelLoadError(f"the checkpoint has no tensor {full_name}")
+        if (shape := self._source.shape(full_name)) != out.shape:
+            raise ModelLoadError(f"tensor {full_name} has the shape {shape}, not {tuple(out.shape)}")
+        self._source.copy(full_name, out)
+        self._taken[full_name] = out.numel()
 
     def scalar(self, name: str) -> float:
         """The tensor of this name, a single number rounded to `dtype`, as a number."""
-        return self._read(name, (1,)).to(self.dtype).item()
+        out = torch.empty(1, dtype=self.dtype)
+        self.read(name, out)
+        return out.item()
 
-    def linear(self, in_features: int, **out_features: int) -> Linear:
+    def linear(self, in_features: int, epilogue: Epilogue = PLAIN, /, **out_features: int) -> FusedLinear:
         """The matrices `name.weight` [out_features, in_features] as one layer, their outputs side by side in the order given."""
-        parts = [self.take(f"{name}.weight", rows, in_features) for name, rows in out_features.items()]
-        return self.ops.linear(torch.cat(parts) if len(parts) > 1 else parts[0])
+        weight = torch.empty(sum(out_features.values()), in_features, dtype=self.dtype, device=self.device)
+        for name, rows in zip(out_features, weight.split(list(out_features.values())), strict=True):
+            self.read(f"{name}.weight", rows)
+        return self.ops.linear(quantize_weight(weight) if self._quantize else weight, epilogue)
+
+    def table(self, name: str, rows: int, width: int) -> Lookup:
+        """The matrix of this name, of which only rows are ever read."""
+        if self._host_table is None:
+            return partial(functional.embedding, weight=self.take(name, rows, width))
+        table = torch.empty(rows, width, dtype=self.dtype)
+        self.read(name, table)
+        return self._host_table(table)
 
     def skip(self, *names: str) -> None:
         """Tensors below these names, if there are any, are known and not needed."""
@@ -100,30 +150,30 @@ class Weights:
         if left:
             logger.info("only text is served: skipped %d tensors of vision and audio, such as %s", len(left), min(left))
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        full_name = self._prefix + name
-        if full_name not in self._names:
-            raise ModelLoadError(f"the checkpoint has no tensor {full_name}")
-        tensor = self._source.tensor(full_name)
-        if tuple(tensor.shape) != shape:
-            raise ModelLoadError(f"tensor {full_name} has the shape {tuple(tensor.shape)}, not {shape}")
-        self._taken[full_name] = tensor.numel()
-        return tensor
+    def close(self) -> None:
+        """Let go of the checkpoint's files."""
+        self._source.close()
 
 
 class RandomWeights(Weights):
     """Stands in for a checkpoint that holds whatever is asked for: small random values, to measure without weights."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, ops: Ops = reference) -> None:
-        super().__init__(_EmptySource(), device, dtype, ops)
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        ops: Ops = reference,
+        host_table: Callable[[Tensor], Lookup] | None = None,
+        quantize: bool = False,
+    ) -> None:
+        super().__init__(_EmptySource(), device, dtype, ops, host_table, quantize)
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = torch.empty(shape, device=self.device, dtype=self.dtype).normal_(std=0.02)
-        self._taken[self._prefix + name] = tensor.numel()
-        return tensor
+    def read(self, name: str, out: Tensor) -> None:
+        out.normal_(std=0.02)
+        self._taken[self._prefix + name] = out.numel()
 
     def scalar(self, name: str) -> float:
-        self._read(name, (1,))
+        super().scalar(name)
         return 1.0
 
 
@@ -131,5 +181,11 @@ class _EmptySource:
     def names(self) -> list[str]:
         return []
 
-    def tensor(self, name: str) -> Tensor:
+    def shape(self, name: str) -> tuple[int, ...]:
         raise KeyError(name)
+
+    def copy(self, name: str, out: Tensor) -> None:
+        raise KeyError(name)
+
+    def close(self) -> None:
+        pass

@@ -101,7 +101,7 @@ class PrometheusSink(Collector):
         usage = cache.used_blocks / cache.total_blocks if cache.total_blocks else 0.0
         yield self._gauge("kv_cache_usage_perc", "Share of the KV blocks held by running requests, from 0 to 1.", usage)
         yield self._counter("prompt_tokens", "Prompt tokens of finished requests.", self._prompt_tokens)
-        yield self._counter("prompt_tokens_cached", "Those of them taken from the prefix cache.", self._cached_tokens)
+        yield self._counter("prompt_tokens_cached", "Those of them taken from the prefix cache or another choice.", self._cached_tokens)
         yield self._counter("generation_tokens", "Tokens returned.", self._generation_tokens)
         yield self._counter("num_preemptions", "Requests put back into the queue to make room.", scheduler.preemptions_total)
         queries = cache.hit_tokens + cache.miss_tokens

@@ -34,11 +34,11 @@ def adjust_logits(logits: Tensor, requests: Sequence[ScheduledRequest], position
 def adjust_row(logits: Tensor, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> None:
     """Change the logits [V] of the token that follows `prompt` and `output`, in place."""
     if params.allowed_token_ids is not None:
-        allowed = torch.tensor(sorted(params.allowed_token_ids), dtype=torch.int64, device=logits.device)
+        allowed = torch.tensor(list(params.allowed_token_ids), dtype=torch.int64, device=logits.device)
         kept = logits[allowed]
         logits.fill_(-torch.inf)[allowed] = kept
     if len(output) < params.min_tokens and params.stop_token_ids:
-        logits[torch.tensor(sorted(params.stop_token_ids), device=logits.device)] = -torch.inf
+        logits[torch.tensor(list(params.stop_token_ids), device=logits.device)] = -torch.inf
     if params.logit_bias:
         ids, biases = zip(*params.logit_bias, strict=True)
         logits[torch.tensor(ids, device=logits.device)] += torch.tensor(biases, device=logits.device)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from inference_server.core.plan import TokenMasks
 from inference_server.core.request import ScheduledRequest
+from inference_server.sampling.logprobs import Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,10 @@ class SamplingRows:
 
 
 class Sampled(NamedTuple):
-    """token_ids: int64 [R], on the device of the logits."""
+    """token_ids: int64 [R], on the device of the logits. scores: of the rows that want log-probabilities, in their order."""
 
     token_ids: Tensor
+    scores: Scores | None = None
 
 
 TokenSampling = Callable[[Tensor, SamplingRows], Sampled]

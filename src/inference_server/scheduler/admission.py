@@ -11,6 +11,7 @@ from math import ceil
 
 from inference_server.core.request import ScheduledRequest
 from inference_server.kv_cache.cache_manager import CacheManager
+from inference_server.kv_cache.prefix_node import PrefixNode
 from inference_server.scheduler.active_batch import ActiveBatch
 
 _HEADROOM_PER_ROW = 0.25
@@ -19,11 +20,12 @@ _MOST_HEADROOM = 0.3
 
 
 class HoldReason(StrEnum):
-    """Why a request waits."""
+    """Why a request waits. PROMPT: another request of the same prompt computes it."""
 
     SLOTS = "slots"
     ACTIVE_TOKENS = "active_tokens"
     KV_BLOCKS = "kv_blocks"
+    PROMPT = "prompt"
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class AdmissionController:
         self._ageing_s = ageing_s
         self._watermark_slabs = ceil(watermark * cache.num_slabs)
         self._headroom_slabs = 0.0
+        self._outlooks: dict[str, _Outlook] = {}
         self._oldest_held: ScheduledRequest | None = None
         self._held_since = 0.0
 
@@ -97,8 +100,18 @@ class AdmissionController:
             self._oldest_held, self._held_since = held, now
         return self._overdue(now) is None
 
+    def outlook(self, request: ScheduledRequest) -> "_Outlook | None":
+        """What was found when memory held the request; None if it was not, or may start from a longer prefix by now."""
+        outlook = self._outlooks.get(request.request_id)
+        return None if outlook is None or self.cache.goes_on(outlook.found, request) else outlook
+
+    def held(self, request: ScheduledRequest, blocks: list[int], taken_bytes: int) -> None:
+        """Memory holds the request, which has its prefix in hand."""
+        self._outlooks[request.request_id] = _Outlook(blocks, taken_bytes, self.cache.found(request))
+
     def admitted(self, request: ScheduledRequest) -> None:
         """It is held no more."""
+        self._outlooks.pop(request.request_id, None)
         if self._oldest_held is request:
             self._oldest_held = None
 
@@ -109,6 +122,18 @@ class AdmissionController:
 
     def _overdue(self, now: float) -> ScheduledRequest | None:
         return self._oldest_held if now - self._held_since >= self._ageing_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlook:
+    """Why memory held a request: the blocks it lacked beside its prefix, what was taken then, and where its prefix ended.
+
+    While no less is taken, or even the room without its prefix is too small for these blocks, it need not be looked at again.
+    """
+
+    blocks: list[int]
+    taken_bytes: int
+    found: PrefixNode | None
 
 
 @dataclass(slots=True)
@@ -126,21 +151,44 @@ class AdmissionPass:
     pending: list[int]
     recomputing: bool
 
-    def admit(self, request: ScheduledRequest) -> HoldReason | None:
-        """Charge the request to this pass and return None, or say what holds it. An empty batch admits any request."""
-        controller = self.controller
-        active_tokens = self.active_tokens + request.num_tokens
-        pending = _add(self.pending, controller.cache.pending_blocks(request, self.chunk_tokens))
-        if self.num_active:
-            if controller.max_active_tokens is not None and active_tokens > controller.max_active_tokens:
-                return HoldReason.ACTIVE_TOKENS
-            if self.recomputing or not controller.cache.can_fit(pending, controller.spare_slabs):
-                return HoldReason.KV_BLOCKS
+    def admit(self, request: ScheduledRequest, parent: ScheduledRequest | None = None) -> HoldReason | None:
+        """Put the cached prefix, or the parent's prompt, in the request's hand, charge it and return None; or say what holds it.
+
+        An empty batch admits any request, so none is held for ever. One that is held may have a prefix in hand to give back.
+        """
+        reason = self._foresee(request) if self.num_active else None
+        if reason is not None:
+            return reason
+        cache, taken_bytes = self.controller.cache, self._taken_bytes()
+        if parent is None:
+            cache.match_prefix(request)
+        else:
+            cache.fork(parent, request)
+        blocks = cache.pending_blocks(request, self.chunk_tokens)
+        if self.num_active and self._is_short_of(blocks):
+            self.controller.held(request, blocks, taken_bytes)
+            return HoldReason.KV_BLOCKS
         self.num_active += 1
-        self.active_tokens = active_tokens
-        self.pending = pending
+        self.active_tokens += request.num_tokens
+        self.pending = _add(self.pending, blocks)
         self.recomputing |= request.num_preemptions > 0
         return None
+
+    def _foresee(self, request: ScheduledRequest) -> HoldReason | None:
+        """What is sure to hold the request, told without its prefix: to look that up takes long where the prompt is long."""
+        most = self.controller.max_active_tokens
+        if most is not None and self.active_tokens + request.num_tokens > most:
+            return HoldReason.ACTIVE_TOKENS
+        outlook = self.controller.outlook(request)
+        if self.recomputing or (outlook and (self._taken_bytes() >= outlook.taken_bytes or self._is_short_of(outlook.blocks))):
+            return HoldReason.KV_BLOCKS
+        return None
+
+    def _taken_bytes(self) -> int:
+        return self.controller.cache.taken_bytes(self.pending, self.controller.spare_slabs)
+
+    def _is_short_of(self, blocks: list[int]) -> bool:
+        return not self.controller.cache.can_fit(_add(self.pending, blocks), self.controller.spare_slabs)
 
 
 def _add(left: list[int], right: list[int]) -> list[int]:

@@ -1,20 +1,24 @@
 """`ChunkBudget`: how many prompt tokens a step may compute beside decoding requests, by the measured time of past steps.
 
-A step of d seconds with decodes alone may become one of at most 2 d with a share of a prompt in it, so that a long prompt never
-doubles its neighbours' time between tokens. The time that n prompt tokens add is fitted as fixed + per_token * n.
+A step of d seconds with decodes alone may become one of at most 2 d with a part of a prompt in it, so that a long prompt at most
+doubles its neighbours' time between tokens, and not on average but in about 99 steps of 100. No model of what tokens cost: their
+number follows the added time towards a share of d, and the share falls with every step that added more than d and creeps up with
+every other, so it settles where about one step in a hundred is too long, however much the steps of this machine scatter.
 """
 
 from collections import deque
+from math import exp
 from statistics import median
 
-_ADDED_SHARE = 0.8  # of d; the rest of the second d is for noise, and for attention, whose cost grows along a prompt
+_FIRST_SHARE, _LEAST_SHARE, _MOST_SHARE = 0.75, 0.3, 0.85
+_TOO_LONG, _IN_TIME = 0.95, 1.0005  # what a step does to the share: in balance at one step too long in a hundred
+_GAIN, _FAR_BELOW = 0.25, 0.3
 _FIRST_TOKENS = 8
-_SMALLEST_TOKENS = 4
-_GROWTH = 2
+_SMALLEST_TOKENS = 2
+_LEAST_PROGRESS = 1.1
+_NEW_WEIGHT = 0.2
 _REFRESH_STEPS = 32
 _RESCALE_STEPS = 8
-_KEEP = 0.9
-_MIN_SPREAD = 1e-3
 
 
 class ChunkBudget:
@@ -26,12 +30,12 @@ class ChunkBudget:
     def __init__(self, *, alternating: bool) -> None:
         self._alternating = alternating
         self._measured = False
-        self._alone_s: deque[float] = deque(maxlen=5)
+        self._alone_s: deque[float] = deque(maxlen=9)
         self._alone_scale = self._asked_scale = 0
         self._steps_since_alone = _REFRESH_STEPS
-        self._largest = 0
-        # Decayed sums over steps with n prompt tokens that added y seconds.
-        self._count = self._sum_n = self._sum_y = self._sum_nn = self._sum_ny = 0.0
+        self._tokens = float(_FIRST_TOKENS)
+        self._share = _FIRST_SHARE
+        self._smallest_s = 0.0  # what the smallest chunk adds, 0 while there was no need for one
 
     def observe(self, num_decodes: int, num_prompt_tokens: int, elapsed_s: float) -> None:
         """A collected step. num_prompt_tokens: without those of chunks of a single token, which cost what a decode does."""
@@ -45,7 +49,8 @@ class ChunkBudget:
             self._alone_s.append(elapsed_s)
             self._steps_since_alone = 0
         elif self._alone_s and (num_decodes or self._alternating):
-            self._fit(num_prompt_tokens, max(0.0, elapsed_s - (median(self._alone_s) if num_decodes else 0.0)))
+            alone_s = median(self._alone_s)
+            self._adapt(num_prompt_tokens, max(0.0, elapsed_s - (alone_s if num_decodes else 0.0)), alone_s)
 
     def limit(self, num_decoding: int) -> int | None:
         """Most prompt tokens of the next step beside so many decoding rows; None for no limit, 0 to measure these rows alone."""
@@ -57,31 +62,19 @@ class ChunkBudget:
             self._steps_since_alone = 0
             self._asked_scale = _scale(num_decoding)
             return 0
-        if not self._count:
-            return _FIRST_TOKENS
-        fixed_s, token_s = self._line()
-        room_s = _ADDED_SHARE * median(self._alone_s)
-        # Where not even one token fits, the fixed part is the price of any progress, and as much again buys tokens.
-        tokens = int((room_s - fixed_s if fixed_s < room_s else fixed_s) / token_s) if token_s else self._largest * _GROWTH
-        return max(_SMALLEST_TOKENS, min(tokens, self._largest * _GROWTH))
+        return int(self._tokens)
 
-    def _fit(self, num_tokens: int, added_s: float) -> None:
-        self._largest = max(self._largest, num_tokens)
-        self._count = self._count * _KEEP + 1
-        self._sum_n = self._sum_n * _KEEP + num_tokens
-        self._sum_y = self._sum_y * _KEEP + added_s
-        self._sum_nn = self._sum_nn * _KEEP + num_tokens * num_tokens
-        self._sum_ny = self._sum_ny * _KEEP + num_tokens * added_s
-
-    def _line(self) -> tuple[float, float]:
-        """Least squares: fixed seconds and seconds a token; through the origin where the steps were too much alike to tell."""
-        spread = self._count * self._sum_nn - self._sum_n**2
-        if spread > _MIN_SPREAD * self._count * self._sum_nn:
-            token_s = (self._count * self._sum_ny - self._sum_n * self._sum_y) / spread
-            fixed_s = (self._sum_y - token_s * self._sum_n) / self._count
-            if token_s > 0 and fixed_s > 0:
-                return fixed_s, token_s
-        return 0.0, self._sum_ny / self._sum_nn
+    def _adapt(self, num_tokens: int, added_s: float, alone_s: float) -> None:
+        """Where even the smallest chunk adds too much, a little more than that is the price of any progress."""
+        if num_tokens <= _SMALLEST_TOKENS:
+            self._smallest_s += (_NEW_WEIGHT if self._smallest_s else 1.0) * (added_s - self._smallest_s)
+        target_s = max(self._share * alone_s, _LEAST_PROGRESS * self._smallest_s)
+        share = self._share * (_TOO_LONG if added_s > max(alone_s, target_s) else _IN_TIME)
+        self._share = min(max(share, _LEAST_SHARE), _MOST_SHARE)
+        # What is left of a short prompt says little about longer chunks, unless it took too long already.
+        if added_s > target_s or 2 * num_tokens > self._tokens:
+            ratio = min(added_s / target_s, 2.0)
+            self._tokens = max(_SMALLEST_TOKENS, self._tokens * (2.0 if ratio < _FAR_BELOW else exp(_GAIN * (1 - ratio))))
 
 
 def _scale(num_rows: int) -> int:

@@ -15,13 +15,12 @@ from inference_server.core.records import CacheStats, SchedulerStats
 from inference_server.core.request import FinishReason, RequestStatus, ScheduledRequest
 from inference_server.kv_cache.cache_manager import CacheManager
 from inference_server.scheduler.active_batch import ActiveBatch
-from inference_server.scheduler.admission import AdmissionController, AdmissionPass, HoldReason, Holds
+from inference_server.scheduler.admission import AdmissionController
 from inference_server.scheduler.chunk_budget import ChunkBudget
-from inference_server.scheduler.drain_rate import DrainRate
+from inference_server.scheduler.intake import Intake
 from inference_server.scheduler.policies import SchedulingPolicy, create_policy
 from inference_server.scheduler.prefill_shape import shape_prefill
 
-_LOOKAHEAD = 16
 _NUM_FAIRNESS_KEYS = 10
 
 
@@ -32,6 +31,9 @@ class ContinuousBatchScheduler:
     in flight: as `_resting` that one sits out until its step has returned and it can be preempted. The best-ranked row thus
     always gets on, and runs alone if it must, which `add` made sure it can. One that is alone and still goes short, for what
     it holds lies scattered over the slabs, gives that up too and starts over, with nothing cached that could lie scattered.
+
+    A request that has children does not decode before they are forked, when its prompt has been collected. Each starts behind
+    all tokens of that but the last, which it computes itself.
     """
 
     def __init__(
@@ -51,7 +53,6 @@ class ContinuousBatchScheduler:
             raise ValueError(f"max_batched_tokens ({options.max_batched_tokens}) is below max_batch_size ({options.max_batch_size})")
         self._cache = cache
         self._policy = policy or create_policy(options.scheduling_policy)
-        self._admission = admission or AdmissionController(cache)
         self._max_batched_tokens = options.max_batched_tokens
         mode = options.prefill_mode
         self._mode = PrefillMode.CHUNKED if mode is PrefillMode.MIXED and not supports_mixed else mode
@@ -59,19 +60,16 @@ class ContinuousBatchScheduler:
         self._chunk = min(options.prefill_chunk_size, options.max_batched_tokens)
         self.max_request_tokens = cache.max_request_tokens(self._chunk if in_chunks else None)
         # No chunk is longer than any sequence that fits, so this is "no limit" where prompts are computed whole.
-        self._max_chunk = self._chunk if in_chunks else self.max_request_tokens
+        max_chunk = self._chunk if in_chunks else self.max_request_tokens
         self._batch = ActiveBatch(options.max_batch_size, self._policy.rank)
+        self._intake = Intake(self._policy, admission or AdmissionController(cache), cache, self._batch, max_chunk)
         self._chunk_budget = ChunkBudget(alternating=self._mode is PrefillMode.CHUNKED)
-        self._drain_rate = DrainRate()
         self._resting: ScheduledRequest | None = None
-        self._holds = Holds()
         self._prefill_turn = True
         self._next_step_id = 1
-        self._waiting_tokens = 0
-        self._admitted_total = 0
         self._preemptions_total = 0
 
-    def add(self, request: ScheduledRequest) -> None:
+    def add(self, request: ScheduledRequest, parent: ScheduledRequest | None = None) -> None:
         """Queue a request, its max_tokens lowered to what it could generate alone in the pool.
 
         Raises PromptTooLongError when that is not a single token. The KV of the last token is never computed.
@@ -83,8 +81,7 @@ class ContinuousBatchScheduler:
             )
         if request.sampling.max_tokens > room:
             request.sampling = replace(request.sampling, max_tokens=room)
-        self._policy.push(request)
-        self._waiting_tokens += request.num_tokens
+        self._intake.add(request, parent)
 
     def schedule(self, now: float) -> StepPlan | None:
         """A pass that only took memory away, or only let a row rest, is followed by another, which finds the room."""
@@ -102,7 +99,9 @@ class ContinuousBatchScheduler:
     def update(self, plan: StepPlan, result: StepResult, stops: Mapping[str, FinishReason]) -> None:
         """A request that has all its max_tokens and is not in `stops` ends too, by LENGTH."""
         self._observe(plan, result.elapsed_s)
-        finished, block_size = RequestStatus.FINISHED, self._cache.block_size
+        if result.block_mass is not None:
+            self._cache.observe_mass(result.block_mass)
+        finished, block_size, parent_ids = RequestStatus.FINISHED, self._cache.block_size, self._intake.parent_ids
         returned: list[ScheduledRequest] = []
         for request, start, count, samples, token_id in zip(
             plan.requests, plan.starts, plan.num_new_tokens, plan.samples, result.token_ids, strict=True
@@ -115,6 +114,8 @@ class ContinuousBatchScheduler:
                 self._commit(request)
             if not samples:
                 continue
+            if parent_ids and request.request_id in parent_ids:
+                self._intake.fork(request)
             token_ids = request.token_ids
             token_ids.append(token_id)
             returned.append(request)
@@ -130,34 +131,31 @@ class ContinuousBatchScheduler:
             return
         if request.slot >= 0:
             self._release(request)
-        if self._policy.end(request):
-            self._waiting_tokens -= request.num_tokens
-        self._admission.ended(request)
+        self._intake.leave(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.num_inflight_tokens = 0
 
     def has_unfinished(self) -> bool:
-        return len(self._batch) + len(self._policy) > 0
+        return len(self._batch) + len(self._intake) > 0
 
     def waiting(self) -> list[ScheduledRequest]:
-        return list(self._policy)
+        return self._intake.waiting()
 
     def predicted_wait_s(self, request: ScheduledRequest) -> float:
-        rate = self._drain_rate.tokens_per_s
-        return min(self._policy.tokens_ahead(request), self._waiting_tokens) / rate if rate else 0.0
+        return self._intake.predicted_wait_s(request)
 
     def scheduler_stats(self) -> SchedulerStats:
         return SchedulerStats(
-            num_waiting=len(self._policy),
+            num_waiting=len(self._intake),
             num_prefilling=len(self._batch.prefilling),
             num_running=len(self._batch.running),
-            waiting_by_reason=self._holds.by_reason(len(self._policy)),
-            admitted_total=self._admitted_total,
+            waiting_by_reason=self._intake.waiting_by_reason(),
+            admitted_total=self._intake.admitted_total,
             preemptions_total=self._preemptions_total,
-            waiting_tokens=self._waiting_tokens,
+            waiting_tokens=self._intake.waiting_tokens,
             active_tokens=self._batch.num_tokens,
-            drain_rate=self._drain_rate.tokens_per_s,
+            drain_rate=self._intake.drain_rate,
             fairness=self._policy.fairness(_NUM_FAIRNESS_KEYS),
         )
 
@@ -172,7 +170,7 @@ class ContinuousBatchScheduler:
         if mixed or not prefill_turn:
             self._add_decodes(plan, resting)
         if mixed or not plan.requests:
-            self._admit(now)
+            self._intake.admit(now)
             self._add_prefills(plan, resting)
         if not mixed and prefill_turn:
             self._prefill_turn = not plan.requests
@@ -182,14 +180,14 @@ class ContinuousBatchScheduler:
 
     def _add_decodes(self, plan: StepPlan, resting: ScheduledRequest | None) -> None:
         """One token for every running row. Such a row always lacks the KV of exactly its last token."""
-        block_size = self._cache.block_size
+        block_size, parent_ids = self._cache.block_size, self._intake.parent_ids
         add_request, add_start = plan.requests.append, plan.starts.append
         # Preemption takes rows off the end of this list only, so the iteration stays sound.
         for request in self._batch.running:
             start = request.num_computed_tokens
             if start >= request.num_prompt_tokens + request.sampling.max_tokens - 1:
                 continue
-            if request is resting or request is self._resting:
+            if request is resting or request is self._resting or (parent_ids and request.request_id in parent_ids):
                 continue
             if start >= len(request.block_tables[0].block_ids) * block_size and not self._grow(request, start + 1):
                 continue
@@ -218,6 +216,7 @@ class ContinuousBatchScheduler:
             start = request.num_computed_tokens
             if not self._grow(request, start + count):
                 break
+            plan.block_copies += self._cache.take_copies(request)
             request.num_computed_tokens = start + count
             if start + count == len(request.token_ids):
                 self._batch.start_running(request)
@@ -226,49 +225,6 @@ class ContinuousBatchScheduler:
         for request, start, count in added:
             plan.add(request, start, count, request.status is RequestStatus.RUNNING)
 
-    def _admit(self, now: float) -> None:
-        """Move waiting requests into free slots, in the policy's order.
-
-        Past a head that is held the next few may try, unless one has been held for too long, or the head waits for memory
-        again after a preemption.
-        """
-        admitted, tokens = self._admitted_total, self._waiting_tokens
-        self._holds = Holds()
-        if len(self._policy) and not self._batch.full:
-            gate = self._admission.open(self._batch, self._max_chunk)
-            while (head := self._admission.choose(self._policy.peek(), now)) is not None and self._start(head, gate, now):
-                pass
-            if head is not None and not self._batch.full and not head.num_preemptions and self._admission.may_pass(head, now):
-                for request in self._policy.lookahead(_LOOKAHEAD):
-                    if request is not head:
-                        self._start(request, gate, now)
-        self._drain_rate.observe(now, self._admitted_total - admitted, tokens - self._waiting_tokens, len(self._policy))
-
-    def _start(self, request: ScheduledRequest, gate: AdmissionPass, now: float) -> bool:
-        """Admit a waiting request, or count what holds it."""
-        reason = HoldReason.SLOTS if self._batch.full else self._try(request, gate)
-        if reason is not None:
-            self._holds.add(reason)
-            return False
-        if request.admitted_time is None:
-            request.admitted_time = now
-            self._cache.count_hits(request)
-        self._policy.start(request)
-        self._admission.admitted(request)
-        self._waiting_tokens -= request.num_tokens
-        self._batch.add(request)
-        self._admitted_total += 1
-        return True
-
-    def _try(self, request: ScheduledRequest, gate: AdmissionPass) -> HoldReason | None:
-        """Pass the gate with the cached prefix in hand, or give it back and say what holds the request."""
-        self._cache.match_prefix(request)
-        reason = gate.admit(request)
-        if reason is not None:
-            self._cache.free(request)
-            request.num_computed_tokens = request.num_collected_tokens = 0
-        return reason
-
     def _commit(self, request: ScheduledRequest) -> None:
         """A row that recomputes keeps its hands free until all its known tokens have blocks: what falls out of a window is free at once."""
         if request.num_preemptions == 0 or request.status is RequestStatus.RUNNING:
@@ -276,8 +232,10 @@ class ContinuousBatchScheduler:
 
     def _grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Get the blocks for the first `num_tokens` tokens, by preemption if need be. False if the row must sit this step out."""
-        self._cache.drop_out_of_window(request)
+        self._cache.drop_out_of_window(request, uncommitted=False)
         while not self._cache.extend(request, num_tokens):
+            if self._cache.drop_out_of_window(request):
+                continue
             victim = self._batch.worst_ranked()
             if victim.num_computed_tokens > victim.num_collected_tokens:
                 self._resting = victim
@@ -293,10 +251,8 @@ class ContinuousBatchScheduler:
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = request.num_collected_tokens = 0
         request.num_preemptions += 1
-        self._policy.requeue(request)
-        self._admission.preempted(len(self._batch))
+        self._intake.requeue(request)
         self._preemptions_total += 1
-        self._waiting_tokens += request.num_tokens
         if not len(self._batch):
             self._cache.clear()
 
@@ -310,10 +266,9 @@ class ContinuousBatchScheduler:
         self._cache.free(request)
 
     def check_integrity(self, unfinished: Iterable[ScheduledRequest]) -> None:
-        """Account for every request of `unfinished`, slot, token and block. Raises AssertionError with what is off."""
         active, waiting = self._batch.prefilling + self._batch.running, self.waiting()
         assert {id(r) for r in unfinished} == {id(r) for r in active + waiting}, "a request is lost, or not let go"
         assert all(r.slot < 0 and r.num_computed_tokens == 0 for r in waiting), "a waiting request holds something"
-        assert self._waiting_tokens == sum(r.num_tokens for r in waiting), "the waiting tokens are off"
+        self._intake.check_integrity()
         self._batch.check_integrity()
         self._cache.check_integrity(active)

@@ -38,10 +38,10 @@ class _Share:
 class FairPolicy:
     """Virtual token counters behind `SchedulingPolicy`; equals and the requests of one key go first come, first served.
 
-    A prompt is charged when it is admitted, without what the prefix cache had of it, and an output token when it is
-    returned. A key that comes back is lifted to the least counter among the keys that wait, so that time away earns
-    nothing; when none waits, to that of the key that waited last. While two keys both wait, what they are served differs by
-    at most 2 * max(input_weight * longest prompt, output_weight * tokens that fit the batch).
+    A prompt is charged when it is admitted, without what the prefix cache had of it (the paper charges all of it; a hit costs
+    the server nothing), and an output token when it is returned. A key that comes back is lifted to the least counter among the
+    keys that wait, so that time away earns nothing; when none waits, to that of the key that waited last. While two keys both
+    wait, what they are served differs by at most 2 * max(input_weight * longest prompt, output_weight * tokens that fit the batch).
 
     Keys with open requests are kept, the others for idle_limit_s, the latest max_idle of them. Time is that of arrivals.
     """

@@ -1,6 +1,6 @@
 """What the engine asks of a scheduler. All calls come from the engine thread."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from inference_server.core.plan import StepPlan, StepResult
@@ -11,8 +11,12 @@ from inference_server.core.request import FinishReason, ScheduledRequest
 class SchedulerInterface(Protocol):
     """Owns every unfinished request and the cache."""
 
-    def add(self, request: ScheduledRequest) -> None:
-        """Queue a request. Raises PromptTooLongError when it could never run, even alone in an empty pool."""
+    def add(self, request: ScheduledRequest, parent: ScheduledRequest | None = None) -> None:
+        """Queue a request. Raises PromptTooLongError when it could never run, even alone in an empty pool.
+
+        parent: a request of the same prompt that was added before. This one waits until the parent's prompt has been computed,
+        and starts on its KV; if that comes to nothing, it computes the prompt itself.
+        """
         ...
 
     def schedule(self, now: float) -> StepPlan | None:
@@ -48,3 +52,7 @@ class SchedulerInterface(Protocol):
     def scheduler_stats(self) -> SchedulerStats: ...
 
     def cache_stats(self) -> CacheStats: ...
+
+    def check_integrity(self, unfinished: Iterable[ScheduledRequest]) -> None:
+        """Account for every request of `unfinished`, slot, token and block. Raises AssertionError with what is off; slow."""
+        ...

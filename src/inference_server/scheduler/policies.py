@@ -74,6 +74,7 @@ class FCFSPolicy:
     def __init__(self) -> None:
         self._queue: RankedQueue[ScheduledRequest] = RankedQueue()
         self._ranks: dict[str, Rank] = {}
+        self._orders: dict[str, int] = {}  # of all that have not ended
         self._tokens: dict[int, int] = {}  # waiting, by priority
         self._num_pushed = 0
 
@@ -90,23 +91,17 @@ class FCFSPolicy:
         return list(islice(self._queue, limit))
 
     def start(self, request: ScheduledRequest) -> None:
-        self.end(request)
+        self._take(request)
 
     def charge(self, requests: Iterable[ScheduledRequest]) -> None:
         """Service had does not count here."""
 
     def end(self, request: ScheduledRequest) -> bool:
-        rank = self._ranks.pop(request.request_id, None)
-        if rank is None:
-            return False
-        self._queue.remove(rank)
-        self._tokens[request.priority] -= request.num_tokens
-        if not self._tokens[request.priority]:
-            del self._tokens[request.priority]
-        return True
+        self._orders.pop(request.request_id, None)
+        return self._take(request)
 
     def rank(self, request: ScheduledRequest) -> Rank:
-        return request.priority, request.arrival_time
+        return request.priority, request.arrival_time, self._orders[request.request_id]
 
     def tokens_ahead(self, request: ScheduledRequest) -> int:
         return sum(tokens for priority, tokens in self._tokens.items() if priority <= request.priority)
@@ -120,9 +115,20 @@ class FCFSPolicy:
     def __iter__(self) -> Iterator[ScheduledRequest]:
         return iter(self._queue)
 
+    def _take(self, request: ScheduledRequest) -> bool:
+        rank = self._ranks.pop(request.request_id, None)
+        if rank is None:
+            return False
+        self._queue.remove(rank)
+        self._tokens[request.priority] -= request.num_tokens
+        if not self._tokens[request.priority]:
+            del self._tokens[request.priority]
+        return True
+
     def _insert(self, request: ScheduledRequest, *, preempted: bool) -> None:
         self._num_pushed += 1
-        rank = (request.priority, 0 if preempted else 1, request.arrival_time, self._num_pushed)
+        order = self._orders.setdefault(request.request_id, self._num_pushed)
+        rank = (request.priority, 0 if preempted else 1, request.arrival_time, order)
         self._ranks[request.request_id] = rank
         self._queue.add(rank, request)
         self._tokens[request.priority] = self._tokens.get(request.priority, 0) + request.num_tokens

@@ -95,13 +95,18 @@ class Tokenizer:
 
 
 class ByteTokenizer:
-    """One id a byte, then begin and end of sequence: for `FakeBackend`, which has no vocabulary."""
+    """One id a byte, then begin and end of sequence: for models that have no vocabulary. Ids beyond are spelled out, as `<258>`."""
 
-    vocab_size = 258
     bos_token_id = 256
     eos_token_ids = (257,)
     special_tokens: Mapping[str, str] = {"bos_token": "<bos>", "eos_token": "<eos>"}
     strips_leading_space = False
+
+    def __init__(self, vocab_size: int = 258) -> None:
+        """Raises `TokenizerError` if the bytes do not fit."""
+        if vocab_size < 258:
+            raise TokenizerError(f"a vocabulary of {vocab_size} does not hold the 256 bytes, begin and end of sequence")
+        self.vocab_size = vocab_size
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         body = text.removeprefix("<bos>")
@@ -115,7 +120,9 @@ class ByteTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         if 0 <= token_id < 256:
             return bytes([token_id])
-        return {256: b"<bos>", 257: b"<eos>"}.get(token_id, b"")
+        if not 0 <= token_id < self.vocab_size:
+            return b""
+        return {256: b"<bos>", 257: b"<eos>"}.get(token_id, b"<%d>" % token_id)
 
     def is_special(self, token_id: int) -> bool:
         return token_id in (256, 257)
@@ -124,7 +131,10 @@ class ByteTokenizer:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} is not a JSON object")
     return content

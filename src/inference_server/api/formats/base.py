@@ -1,6 +1,7 @@
 """`ResponseFormat`, the seam between the generic stream and the wire shapes, and what those shapes share."""
 
 import json
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from inference_server.api.errors import engine_error_body
@@ -12,14 +13,14 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 class ResponseFormat(Protocol):
-    """The wire shape of one generation; made once its request id is known."""
+    """The wire shape of what one client asked for; made once the request id is known."""
 
-    def body(self, result: OutputDelta) -> bytes:
-        """The JSON of the whole answer, from one terminal delta without an error."""
+    def body(self, choices: Sequence[OutputDelta]) -> bytes:
+        """The JSON of the whole answer, from one terminal delta without an error for each choice."""
         ...
 
     def events(self, delta: OutputDelta) -> bytes:
-        """The server-sent events of one delta without an error, closing ones included if it is terminal; may be empty."""
+        """The server-sent events of one delta without an error, closing ones included if it is the last; may be empty."""
         ...
 
     def failure(self, error: InferenceServerError) -> bytes:
@@ -50,11 +51,14 @@ def encode(value: Any) -> bytes:
     return _ENCODER.encode(value).encode()
 
 
-def openai_usage(usage: Usage) -> dict[str, Any]:
+def openai_usage(usages: Sequence[Usage], n: int) -> dict[str, Any]:
+    """The sum over all choices, n of each prompt in a row; a prompt counts once."""
+    prompt_tokens = sum(usage.prompt_tokens for usage in usages[::n])
+    completion_tokens = sum(usage.completion_tokens for usage in usages)
     return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages[::n])},
+        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)},
     }

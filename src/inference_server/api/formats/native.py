@@ -3,6 +3,8 @@
 Thoughts, where there are any, are `reasoning_content`, and in a stream events `{reasoning_content}`.
 """
 
+from collections.abc import Sequence
+
 from inference_server.api.formats.base import DataEvents, encode, event
 from inference_server.api.schemas.native import GenerateResponse, GenerateTotals
 from inference_server.core.clock import Clock
@@ -19,7 +21,8 @@ class NativeFormat(DataEvents):
         self._ttft_ms: float | None = None
         self._text_sent = False
 
-    def body(self, result: OutputDelta) -> bytes:
+    def body(self, choices: Sequence[OutputDelta]) -> bytes:
+        (result,) = choices
         totals = self._totals(result).model_dump()
         response = GenerateResponse(text=result.text, reasoning_content=result.reasoning, token_ids=result.token_ids, **totals)
         return response.model_dump_json(exclude=None if result.reasoning else {"reasoning_content"}).encode()

@@ -4,6 +4,7 @@ An item is opened by its first piece and closed before the next one opens, so te
 are named and numbered, and the last holds the whole response; there is no `[DONE]`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from inference_server.api.errors import status_of
@@ -29,7 +30,8 @@ class ResponsesFormat:
         self._open: dict[str, Any] | None = None
         self._sequence_number = 0
 
-    def body(self, result: OutputDelta) -> bytes:
+    def body(self, choices: Sequence[OutputDelta]) -> bytes:
+        (result,) = choices
         self.events(result)
         return encode(self._response)
 

@@ -24,4 +24,4 @@ async def generate(body: GenerateBody, request: Request, context: Context) -> Re
         fairness_key=fairness_key(request, body.session_id),
         **body.sampling_fields(),
     )
-    return await respond(request, context, generation, lambda id_: NativeFormat(id_, arrival_time, context.clock), body.stream)
+    return await respond(request, context, [generation], lambda id_: NativeFormat(id_, arrival_time, context.clock), body.stream)

@@ -28,7 +28,7 @@ async def responses(body: ResponsesBody, request: Request, context: Context) -> 
         **body.sampling_fields(),
     )
     known = _known(body, context.options.served_model_name, int(context.wall_clock()))
-    return await respond(request, context, generation, lambda id_: ResponsesFormat(id_, known), body.stream)
+    return await respond(request, context, [generation], lambda id_: ResponsesFormat(id_, known), body.stream)
 
 
 def _known(body: ResponsesBody, model: str, created: int) -> dict[str, Any]:

@@ -40,7 +40,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "length_penalty": (1,),
         "logprobs": (False,),
         "modalities": (["text"],),
-        "n": (1,),
         "return_token_ids": (False,),
         "return_token_strs": (False,),
         "spaces_between_special_tokens": (True,),

@@ -2,10 +2,10 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from inference_server.api.schemas.base import RequestBody
-from inference_server.api.schemas.sampling import INT32, OpenAIBody
+from inference_server.api.schemas.sampling import INT32, MAX_LOGPROBS, OpenAIBody
 from inference_server.api.schemas.tools import ToolCall, ToolChoice, Tools, check_choice, forced, offered
 from inference_server.core.errors import UnsupportedParameterError
 from inference_server.core.generation import ChatPrompt
@@ -66,6 +66,15 @@ class ChatCompletionBody(OpenAIBody):
     parallel_tool_calls: bool = True
     chat_template_kwargs: TemplateVariables = Field({})
     reasoning_effort: ReasoningEffort | None = None
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _needs_logprobs(cls, value: int, info: ValidationInfo) -> int:
+        if value and not info.data.get("logprobs"):
+            raise ValueError("logprobs must be true for this")
+        return value
 
     @model_validator(mode="after")
     def _may_choose(self) -> Self:
@@ -84,4 +93,5 @@ class ChatCompletionBody(OpenAIBody):
 
     def sampling_fields(self) -> dict[str, Any]:
         fields = super().sampling_fields()
+        fields |= {"logprobs": self.top_logprobs if self.logprobs else None, "return_prompt": self.return_token_ids}
         return fields if self.max_completion_tokens is None else fields | {"max_tokens": self.max_completion_tokens}

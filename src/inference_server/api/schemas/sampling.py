@@ -9,9 +9,11 @@ from inference_server.api.schemas.structured import ResponseFormat, StructuredOu
 from inference_server.core.grammar import GrammarSpec
 
 MAX_STOP_STRINGS = 16
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
 MAX_TOKEN_RULES = 1024
 MAX_TOKEN_DIGITS = 9
-MAX_ALLOWED_TOKENS = 2**18
+MAX_ALLOWED_TOKENS = 2**14
 INT32 = 2**31
 INT64 = 2**63
 
@@ -31,7 +33,7 @@ class SamplingBody(RequestBody):
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
     presence_penalty: float = Field(0, ge=-2, le=2)
     frequency_penalty: float = Field(0, ge=-2, le=2)
-    repetition_penalty: float = Field(1, gt=0, le=10)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field({}, max_length=MAX_TOKEN_RULES)
     allowed_token_ids: list[TokenId] = Field([], max_length=MAX_ALLOWED_TOKENS)
     min_tokens: int = Field(0, ge=0, lt=INT32)
@@ -95,11 +97,16 @@ class StreamOptions(RequestBody):
 
 
 class OpenAIBody(SamplingBody):
-    """What the two OpenAI routes share. user: the client's name for who asks; it changes who is served first, not the output."""
+    """What the two OpenAI routes share.
+
+    n: choices of each prompt. user: the client's name for who asks; it changes who is served first, not the output.
+    """
 
     model: Label | None = None
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
     user: str = ""
     response_format: ResponseFormat | None = None
+    return_token_ids: bool = False
     stream_options: StreamOptions | None = None
 
     @model_validator(mode="after")
@@ -116,6 +123,9 @@ class OpenAIBody(SamplingBody):
 
     def grammar(self) -> GrammarSpec | None:
         return super().grammar() or (self.response_format.grammar() if self.response_format else None)
+
+    def sampling_fields(self) -> dict[str, Any]:
+        return super().sampling_fields() | {"n": self.n}
 
     @property
     def include_usage(self) -> bool:

@@ -1,0 +1,39 @@
+"""Which matrices a released model multiplies by: found by building it without memory, on a set of operations that takes notes."""
+
+import torch
+from released_configs import CONFIGS
+from torch import Tensor
+
+from inference_server.kernels import reference
+from inference_server.kernels.ops import PLAIN, Activation, Epilogue, Experts, FusedLinear
+from inference_server.models.registry import find_family
+from inference_server.models.weights import RandomWeights
+
+
+class ShapeRecorder:
+    """The reference operations, which note what each linear layer and each set of experts is made of."""
+
+    def __init__(self) -> None:
+        self.layers: dict[tuple[int, int, Epilogue], None] = {}
+        self.experts_shapes: set[torch.Size] = set()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(reference, name)
+
+    def linear(self, weight: Tensor, epilogue: Epilogue = PLAIN) -> FusedLinear:
+        self.layers[weight.shape[0], weight.shape[1], epilogue] = None
+        return reference.linear(weight, epilogue)
+
+    def experts(self, gate_up: Tensor, down: Tensor, activation: Activation) -> Experts:
+        self.experts_shapes.add(down.shape)
+        return reference.experts(gate_up, down, activation)
+
+
+def shapes_of(model: str) -> ShapeRecorder:
+    """What the model is made of, without its memory."""
+    found = find_family(CONFIGS[model])
+    assert found is not None
+    recorder = ShapeRecorder()
+    weights = RandomWeights(torch.device("meta"), torch.bfloat16, recorder)  # type: ignore[arg-type]
+    found[1].model(found[1].config_from_dict(CONFIGS[model]), weights)
+    return recorder

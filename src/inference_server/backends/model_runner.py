@@ -1,0 +1,94 @@
+"""`ModelRunner`: a plan's forward, then the tokens of its sampling rows, each by a captured launch where there is one.
+
+Between the two lies `hidden`, what the model says after each sampling row's last token. A choice stays on the device, as the newest id of
+its slot, for the forward of the next step.
+"""
+
+from collections.abc import Callable, Hashable
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from inference_server.backends.cuda_graph_pool import CudaGraphPool, GraphSizes, fit
+from inference_server.backends.input_batch import InputBatch, ModelInputs, StepShape
+from inference_server.backends.token_choice import TokenChoice
+from inference_server.core.plan import StepPlan
+from inference_server.models.attention import LayerKV
+from inference_server.models.registry import Model
+from inference_server.sampling.logprobs import Scores, score_prompts, scores_prompts
+from inference_server.sampling.token_rows import Sampled, SamplingRows, TokenSampling
+
+_NO_GRAPHS = GraphSizes((), ())
+
+
+class ModelRunner:
+    """num_steps, num_captured_steps: forwards so far, and those of them that were replayed."""
+
+    def __init__(self, model: Model, kv: LayerKV, batch: InputBatch, sampler: TokenSampling) -> None:
+        self.num_steps = self.num_captured_steps = 0
+        self._model = model
+        self._kv = kv
+        self._batch = batch
+        self._choice = TokenChoice(model, batch, sampler)
+        self._hidden: Tensor | None = None  # [max_rows, hidden_size], from the first forward on
+        self._sizes = _NO_GRAPHS
+        self._graphs: CudaGraphPool | None = None
+
+    def launch(self, plan: StepPlan) -> dict[int, list[Scores]]:
+        """Enqueue the forward. The scores of prompt tokens, by row of the plan, where requests want them."""
+        self.num_steps += 1
+        shape = None if scores_prompts(plan) else self._captured_shape(plan)  # a captured forward keeps only what is sampled from
+        if shape is not None and self._graphs is not None:
+            self._batch.stage(plan, shape)
+            self._graphs.replay(shape)
+            self.num_captured_steps += 1
+            return {}
+        starts = [0, *accumulate(plan.num_new_tokens)]
+        lengths = [start + count for start, count in zip(plan.starts, plan.num_new_tokens, strict=True)]
+        shape = StepShape(starts[-1], len(plan), only_singles=starts[-1] == len(plan))
+        self._batch.stage(plan, shape)
+        hidden = self._forward(self._batch.inputs(shape, starts, lengths))
+        return score_prompts(plan, hidden, self._model.compute_logits)
+
+    def sample(self, rows: SamplingRows) -> Sampled:
+        """Enqueue the choice of a token for each sampling row of the last launch. The ids are good until the next call."""
+        assert self._hidden is not None, "a forward comes first"
+        return self._choice(self._hidden, rows, self._graphs)
+
+    def capture(self, sizes: GraphSizes) -> None:
+        """Capture forwards and choices of these sizes. Call it after a first step."""
+        assert self._hidden is not None, "a forward comes first"
+        graphs, max_rows = CudaGraphPool(), self._batch.max_rows
+        shapes = [StepShape(tokens, min(tokens, max_rows), only_singles=False) for tokens in reversed(sizes.tokens)]
+        shapes += [StepShape(rows, rows, only_singles=True) for rows in reversed(sizes.rows)]
+        launches: dict[Hashable, Callable[[], None]] = {shape: self._padding_forward(shape) for shape in shapes}
+        launches.update(self._choice.launches(self._hidden, sizes.rows))
+        graphs.capture(launches)
+        self._graphs, self._sizes = graphs, sizes
+
+    def _captured_shape(self, plan: StepPlan) -> StepShape | None:
+        num_rows, num_tokens = len(plan), plan.num_tokens
+        if num_rows == num_tokens:
+            rows = fit(self._sizes.rows, num_rows)
+            return None if rows is None else StepShape(rows, rows, only_singles=True)
+        tokens = fit(self._sizes.tokens, num_tokens)
+        return None if tokens is None else StepShape(tokens, min(tokens, self._batch.max_rows), only_singles=False)
+
+    def _forward(self, inputs: ModelInputs) -> Tensor:
+        self._batch.place(inputs)
+        hidden = self._model.forward(inputs.places.input_ids, inputs.places.positions, inputs.metadata, self._kv)
+        if self._hidden is None:
+            self._hidden = hidden.new_zeros(self._batch.max_rows, hidden.shape[1])
+        torch.index_select(hidden, 0, inputs.sampled_tokens, out=self._hidden[: len(inputs.sampled_tokens)])
+        return hidden
+
+    def _padding_forward(self, shape: StepShape) -> Callable[[], None]:
+        """A forward whose rows are all padding; it reads the batch's memory, so its replay computes what was staged before it."""
+
+        def launch() -> None:
+            if not torch.cuda.is_current_stream_capturing():
+                self._batch.stage(StepPlan(-1), shape)
+            self._forward(self._batch.inputs(shape))
+
+        return launch

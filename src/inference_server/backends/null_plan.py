@@ -1,0 +1,17 @@
+"""A step that belongs to no request, for warm-up and measurement."""
+
+from collections.abc import Sequence
+
+from inference_server.core.kv_layout import KVLayout
+from inference_server.core.plan import StepPlan
+from inference_server.core.request import BlockTable, ScheduledRequest
+from inference_server.core.sampling_params import SamplingParams
+
+
+def null_plan(num_tokens: Sequence[int], layout: KVLayout) -> StepPlan:
+    """Rows of so many new tokens and nothing before them, that all sample and keep their KV in the null block."""
+    plan = StepPlan(step_id=-1)
+    for slot, count in enumerate(num_tokens):
+        tables = [BlockTable([0] * -(-count // layout.block_size)) for _ in layout.groups]
+        plan.add(ScheduledRequest("", [0] * count, SamplingParams(), 0.0, slot=slot, block_tables=tables), 0, count, samples=True)
+    return plan

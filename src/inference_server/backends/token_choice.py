@@ -1,0 +1,80 @@
+"""`TokenChoice`: from what the model says after each sampling row to one token a row, which also becomes its slot's newest id.
+
+Rows whose logits are drawn from as they are take a captured launch, where there is one of their size and of what their most demanding
+row needs. Rows that ask for more, such as penalties or log-probabilities, are enqueued operation by operation; nothing waits for the
+device in either way.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from inference_server.backends.cuda_graph_pool import CudaGraphPool, fit
+from inference_server.backends.input_batch import InputBatch
+from inference_server.core.sampling_params import SamplingParams
+from inference_server.models.registry import Model
+from inference_server.sampling.token_rows import Sampled, SamplingRows, TokenSampling
+
+if TYPE_CHECKING:
+    from inference_server.sampling.device_sampler import DeviceSampler, SamplingVariant
+
+
+class TokenChoice:
+    """hidden [max_rows, hidden_size], in every call, is the same memory: its first rows are the sampling rows."""
+
+    def __init__(self, model: Model, batch: InputBatch, sampler: TokenSampling) -> None:
+        self._model = model
+        self._batch = batch
+        self._sampler = sampler
+        self._ids = torch.zeros(batch.max_rows, dtype=torch.int64, device=batch.newest_ids.device)
+        self._unchanged: list[SamplingParams | None] = [None] * batch.max_rows  # by slot: parameters known to ask for nothing else
+        self._device_sampler: DeviceSampler | None = None
+        self._sizes: Sequence[int] = ()
+
+    def __call__(self, hidden: Tensor, rows: SamplingRows, graphs: CudaGraphPool | None) -> Sampled:
+        """Enqueue the choice. The ids are good until the next call."""
+        num_rows, scores = len(rows.requests), None
+        if num_rows:
+            size = fit(self._sizes, num_rows)
+            if graphs is not None and self._device_sampler is not None and size is not None and self._draws_as_they_are(rows):
+                params = [request.sampling for request in rows.requests]
+                graphs.replay((self._device_sampler.prepare(params, rows.positions, rows.slots), size))
+            else:
+                ids, scores = self._sampler(self._model.compute_logits(hidden[:num_rows]), rows)
+                self._keep(ids)
+        return Sampled(self._ids[:num_rows], scores)
+
+    def launches(self, hidden: Tensor, sizes: Sequence[int]) -> dict[Hashable, Callable[[], None]]:
+        """What to capture for batches of these sizes, largest first. Importing the sampler of a device needs Triton."""
+        from inference_server.sampling.device_sampler import DeviceSampler, SamplingVariant
+
+        vocab_size = self._model.compute_logits(hidden[:1]).shape[1]
+        sampler = self._device_sampler = DeviceSampler(self._batch.max_rows, vocab_size, hidden.device)
+        self._sizes = sizes
+
+        def draw(variant: "SamplingVariant", size: int) -> None:
+            self._keep(sampler.run(self._model.compute_logits(hidden[:size]), variant))
+
+        def launch(variant: "SamplingVariant", size: int) -> Callable[[], None]:
+            return lambda: draw(variant, size)
+
+        return {(variant, size): launch(variant, size) for variant in SamplingVariant for size in reversed(sizes)}
+
+    def _keep(self, ids: Tensor) -> None:
+        self._ids[: len(ids)] = ids
+        self._batch.newest_ids[self._batch.sampled_slots[: len(ids)]] = ids
+
+    def _draws_as_they_are(self, rows: SamplingRows) -> bool:
+        if rows.masks is not None:
+            return False
+        unchanged = self._unchanged
+        for request, position, slot in zip(rows.requests, rows.positions, rows.slots, strict=True):
+            params = request.sampling
+            if unchanged[slot] is params:
+                continue
+            if params.logprobs is not None or params.changes_logits(position - request.num_prompt_tokens):
+                return False
+            unchanged[slot] = params
+        return True

@@ -1,0 +1,31 @@
+"""The engine benchmark runs its workloads to their end on a tiny model on the CPU, and reports them in their units."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_models import QWEN3
+
+from inference_server.core.options import CacheOptions, ModelOptions, PrefillMode, SchedulerOptions
+
+BENCH = Path(__file__).parents[1] / "scripts" / "bench"
+
+
+@pytest.mark.parametrize("mode", [PrefillMode.BATCHED, PrefillMode.MIXED])
+def test_workloads_on_the_cpu(mode: PrefillMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(BENCH), *sys.path])
+    import engine as bench
+    from engine_rig import WaitClock, create_engine, model_folder
+    from engine_workloads import Workload
+
+    config = {"architectures": ["Qwen3ForCausalLM"], **{key: value for key, value in QWEN3.items() if value is not None}}
+    model = ModelOptions("tiny", None, Path(), device="cpu", load_format="dummy", max_batch_size=4, max_batched_tokens=32)
+    with model_folder(config) as folder:
+        engine = create_engine(folder, model, SchedulerOptions(4, 32, mode, 32), CacheOptions(num_blocks=64))
+    clock = WaitClock(engine.model.backend)
+    alone = bench.measure(engine, Workload("b1", 1, (9, 9), (5, 5)), clock, rounds=2)
+    assert (alone.steps, alone.workload.unit) == (5, "ms/step")
+    assert alone.figure > alone.host_ms > 0
+    mixed = bench.measure(engine, Workload("mixed", 7, (1, 40), (1, 9), "tok/s"), clock, rounds=1)
+    assert mixed.figure > 0
+    assert "ratio  2.00" in bench.row(alone, alone.figure / 2)
