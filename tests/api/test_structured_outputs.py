@@ -114,6 +114,13 @@ def test_the_client_parses_a_model_of_its_own(gemma: TestServer, client: openai.
     assert response.text.format.type == "json_schema"
 
 
+def test_every_choice_has_its_own_place_in_the_grammar(gemma: TestServer) -> None:
+    say(gemma, '{"city": "P", "days": 7}')
+    body = {"messages": USER, "n": 3, "structured_outputs": {"json": SCHEMA}}
+    choices = gemma.client.post(CHAT, json=body).json()["choices"]
+    assert [choice["message"]["content"] for choice in choices] == ['{"city": "P", "days": 7}'] * 3
+
+
 def calls_of(choice: dict[str, Any]) -> list[tuple[str, Any]]:
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
