@@ -145,6 +145,19 @@ def test_calls_in_parallel_only_where_they_are_wanted(gemma: TestServer) -> None
     assert len(calls_of(ask(gemma, tools=TOOLS, tool_choice="required", parallel_tool_calls=False))) == 1
 
 
+def test_a_strict_tool_is_enforced_where_the_model_calls_it(gemma: TestServer) -> None:
+    say(gemma, "Well. <|tool_call>call:weather{nonsense}<tool_call|> So.")
+    choice = ask(gemma, tools=TOOLS, max_tokens=100)
+    (call,) = choice["message"]["tool_calls"]
+    assert (call["function"]["name"], choice["message"]["content"].split()[0]) == ("weather", "Well.")
+    assert set(json.loads(call["function"]["arguments"])) == {"city", "days"}
+    say(gemma, 'I: <|tool_call>call:look_up{"z": 1}<tool_call|>, <|tool_call>call:look_up{}<tool_call|>.')
+    calls = ask(gemma, tools=TOOLS)["message"]["tool_calls"]
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"z": 1}, {}]
+    say(gemma, "No call, but {nonsense}.")
+    assert ask(gemma, tools=TOOLS)["message"]["content"] == "No call, but {nonsense}."
+
+
 def test_the_grammar_begins_after_the_thought(gemma: TestServer) -> None:
     say(gemma, "<|channel>thought\nHm, {<channel|>{}}")
     message = ask(gemma, response_format={"type": "json_object"})["message"]
@@ -172,7 +185,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "a"}, "tools": TOOLS, "tool_choice": "required"}, "structured_outputs", "invalid_value"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "invalid_value"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
-    ({"tools": TOOLS}, "strict", "unsupported_parameter"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}, "strict": True}}]},
+        "tools",
+        "unsupported_parameter",
+    ),
 ]
 
 

@@ -162,7 +162,6 @@ BAD_TOOLS: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": function(parameters={"properties": {"a": {"items": 1}}})}, "tools", "invalid_value"),
     ({"tools": function(parameters={"anyOf": {}})}, "tools", "invalid_value"),
     ({"tools": function(parameters=json.loads('{"properties":{"a":' * 40 + "{}" + "}}" * 40))}, "tools", "invalid_value"),
-    ({"tools": function(strict=True)}, "strict", "unsupported_parameter"),
     ({"tools": [{"type": "web_search"}]}, "tools", "unsupported_parameter"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "invalid_value"),
     ({"tool_choice": "some"}, "tool_choice", "invalid_value"),

@@ -77,6 +77,7 @@ class Breaking:
     """A grammar whose third token fails."""
 
     mask: bytes | None = None
+    finished = False
 
     def __init__(self) -> None:
         self.num_tokens = 0

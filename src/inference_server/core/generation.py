@@ -12,7 +12,8 @@ class ChatPrompt:
     """Messages to render through the model's chat template: role and content, in the OpenAI form.
 
     tools: functions that the model may call, in the OpenAI form; with parallel_tool_calls several in one answer. forced_calls: names of
-    those that the answer must be a call of; empty where a text will do. variables: the client's own for the template.
+    those that the answer must be a call of; empty where a text will do. strict_calls: names of those whose arguments must fit.
+    variables: the client's own for the template.
     reasoning_effort: "none" asks for no thoughts, any other value for thoughts.
     param: the field of the client's request that the messages came in, for errors to name.
     """
@@ -20,6 +21,7 @@ class ChatPrompt:
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     forced_calls: Sequence[str] = ()
+    strict_calls: Sequence[str] = ()
     parallel_tool_calls: bool = True
     variables: Mapping[str, Any] = field(default_factory=dict)
     reasoning_effort: str | None = None

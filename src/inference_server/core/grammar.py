@@ -34,11 +34,15 @@ class CallForm:
 
 @dataclass(frozen=True, slots=True)
 class CallsSpec:
-    """The answer is one of these calls, or with `parallel` one or more of them."""
+    """The answer is one of these calls, or with `parallel` one or more of them.
+
+    opener: the token that all of them begin with. With it the answer is any text, in which a call must be one of these.
+    """
 
     calls: tuple[CallForm, ...]
     parallel: bool
     param: str
+    opener: str = ""
 
 
 AnswerSpec = GrammarSpec | CallsSpec
@@ -48,11 +52,14 @@ class Constraint(Protocol):
     """Where one generation stands in its grammar.
 
     mask: the tokens that may come next, one bit each, token i being bit i % 8 of byte i // 8, padded to whole 32-bit words; None
-    for all.
+    for all. finished: nothing may follow but the end of the text.
     """
 
     @property
     def mask(self) -> bytes | None: ...
+
+    @property
+    def finished(self) -> bool: ...
 
     def advance(self, token_id: int, num_left: int) -> None:
         """Take the token that came, with so many that may still follow; when they only just suffice, `mask` allows but those that close.

@@ -12,12 +12,12 @@ from inference_server.parsing.dialect import with_calls
 
 def answer_spec(request: GenerationRequest, model: LoadedModel) -> AnswerSpec | None:
     """None where any text will do. Raises InvalidRequestError for parameters that a grammar leaves no room for."""
-    forced = isinstance(request.prompt, ChatPrompt) and bool(request.prompt.forced_calls)
-    spec = _calls(request.prompt, model) if forced and isinstance(request.prompt, ChatPrompt) else request.grammar
+    calls = _calls(request.prompt, model) if isinstance(request.prompt, ChatPrompt) else None
+    spec = request.grammar or calls
     if spec is None:
         return None
-    if forced and request.grammar is not None:
-        raise InvalidRequestError("an answer cannot be a tool call and fit a grammar as well", param=request.grammar.param)
+    if request.grammar is not None and calls is not None and not calls.opener:
+        raise InvalidRequestError("an answer cannot be a tool call and fit a grammar as well", param=spec.param)
     if model.grammars is None:
         raise UnsupportedParameterError(
             f"the parameter '{spec.param}' is not supported: this model has no end-of-text token", param=spec.param
@@ -33,13 +33,22 @@ def answer_spec(request: GenerationRequest, model: LoadedModel) -> AnswerSpec | 
     return spec
 
 
-def _calls(prompt: ChatPrompt, model: LoadedModel) -> CallsSpec:
-    syntax = with_calls(model.dialect).calls
-    assert syntax is not None
-    before, after = syntax.form
+def _calls(prompt: ChatPrompt, model: LoadedModel) -> CallsSpec | None:
+    """Arguments must fit their schema where a call is forced, and where a tool is strict; else they may be any object."""
+    syntax, forced = with_calls(model.dialect).calls, prompt.forced_calls
+    if not (forced or prompt.strict_calls) or syntax is None:
+        return None
     functions: dict[str, Any] = {tool["function"]["name"]: tool["function"] for tool in prompt.tools}
-    forms = tuple(
-        CallForm(before.replace("NAME", name), json.dumps({"type": "object", **functions[name]["parameters"]}), after)
-        for name in prompt.forced_calls
-    )
-    return CallsSpec(forms, prompt.parallel_tool_calls, "tools")
+    fitting = {*forced, *prompt.strict_calls}
+    before, after = syntax.form
+    forms = [
+        CallForm(
+            before.replace("NAME", name),
+            json.dumps({"type": "object", **(functions[name]["parameters"] if name in fitting else {})}),
+            after,
+        )
+        for name in forced or functions
+    ]
+    if forced:
+        return CallsSpec(tuple(forms), prompt.parallel_tool_calls, "tools")
+    return CallsSpec(tuple(forms), parallel=False, param="tools", opener=syntax.tokens[0])

@@ -26,6 +26,10 @@ class AfterThought:
         index, bit = divmod(self._opener, 8)
         return mask[:index] + bytes([mask[index] | 1 << bit]) + mask[index + 1 :]
 
+    @property
+    def finished(self) -> bool:
+        return not self._in_thought and self._answer.finished
+
     def advance(self, token_id: int, num_left: int) -> None:
         if self._in_thought:
             self._in_thought = token_id != self._closer

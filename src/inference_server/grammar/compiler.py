@@ -11,10 +11,11 @@ from threading import Lock
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from inference_server.core.errors import InvalidRequestError
-from inference_server.core.grammar import AnswerSpec, CallsSpec
+from inference_server.core.errors import InvalidRequestError, UnsupportedParameterError
+from inference_server.core.grammar import AnswerSpec, CallsSpec, CompiledGrammar
 from inference_server.grammar.closing import closing_tokens
 from inference_server.grammar.source import grammar_text
+from inference_server.grammar.strict_calls import StrictCalls
 from inference_server.grammar.token_grammar import TokenGrammar
 
 MAX_SOURCE_CHARS = 64 * 1024
@@ -33,17 +34,18 @@ class GrammarCompiler:
         self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=len(tokens), eos_token=list(eos_ids))
         self._special_tokens = {tokens[index].decode("utf-8", "replace"): index for index in sorted(special_ids) if tokens[index]}
         self._closing, self._eos_id = closing_tokens(tokens), eos_ids[0]
-        self._recent: OrderedDict[AnswerSpec, TokenGrammar] = OrderedDict()
+        self._encode = encode
+        self._recent: OrderedDict[AnswerSpec, CompiledGrammar] = OrderedDict()
         self._lock = Lock()
 
-    def recent(self, spec: AnswerSpec) -> TokenGrammar | None:
+    def recent(self, spec: AnswerSpec) -> CompiledGrammar | None:
         """The grammar, if it was compiled not long ago."""
         with self._lock:
             if (found := self._recent.get(spec)) is not None:
                 self._recent.move_to_end(spec)
             return found
 
-    def compile(self, spec: AnswerSpec) -> TokenGrammar:
+    def compile(self, spec: AnswerSpec) -> CompiledGrammar:
         """Takes milliseconds, or seconds for the largest; lets go of the interpreter meanwhile. Raises InvalidRequestError."""
         if (found := self.recent(spec)) is not None:
             return found
@@ -58,12 +60,22 @@ class GrammarCompiler:
         first_mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error() or not any(first_mask):
             raise InvalidRequestError(_message(matcher), param=spec.param)
-        grammar = TokenGrammar(build, matcher, first_mask, self._closing, self._eos_id, spec.param)
+        grammar: CompiledGrammar = TokenGrammar(build, matcher, first_mask, self._closing, self._eos_id, spec.param)
+        if isinstance(spec, CallsSpec) and spec.opener:
+            grammar = StrictCalls(grammar, self._opener(spec.opener))
         with self._lock:
             self._recent[spec] = grammar
             if len(self._recent) > _CACHE_SIZE:
                 self._recent.popitem(last=False)
         return grammar
+
+    def _opener(self, text: str) -> int:
+        token_ids = self._encode(text)
+        if len(token_ids) != 1:
+            raise UnsupportedParameterError(
+                "strict tools are not supported here: no single token begins a call of this model", param="strict"
+            )
+        return token_ids[0]
 
 
 class _Vocabulary:

@@ -46,6 +46,10 @@ class GrammarState:
         self._token_ids: list[int] = []
         self._closing = Closing(grammar.closing, grammar.eos_id)
 
+    @property
+    def finished(self) -> bool:
+        return self._matcher.is_stopped()
+
     def advance(self, token_id: int, num_left: int) -> None:
         self._token_ids.append(token_id)
         if self._take([token_id]):
@@ -59,7 +63,7 @@ class GrammarState:
                 raise InvalidRequestError(f"the grammar takes too much work to follow ({reason})", param=self._grammar.param)
 
     def _close(self, num_left: int) -> None:
-        if self.mask is None or self._matcher.is_stopped():
+        if self.mask is None or self.finished:
             return
         token_id = self._closing.next_token(self._matcher, num_left)
         if token_id is not None:

@@ -58,10 +58,7 @@ def _check(schema: Any, path: str, depth: int) -> None:
 
 
 class Function(RequestBody):
-    """parameters: a JSON schema, shown to the model, and enforced where the answer must be a call. Without them, the function has none.
-
-    strict: asks for that, and so for a `tool_choice` that forces a call.
-    """
+    """parameters: a JSON schema, shown to the model. Without them, the function has none. strict: enforces them, as a forced call does."""
 
     name: FunctionName
     description: str | None = None
@@ -114,21 +111,22 @@ class ToolCall(RequestBody):
 
 
 def check_choice(tools: Sequence[Tool], choice: ToolChoice) -> None:
-    """Raises InvalidRequestError for a choice of what is not there, or that enforces less than a strict tool asks for."""
+    """Raises InvalidRequestError for a choice of what is not there."""
     names = [tool.function.name for tool in tools]
     if isinstance(choice, NamedChoice) and choice.function.name not in names:
         raise InvalidRequestError(f"there is no tool '{choice.function.name}'", param="tool_choice")
     if choice == "required" and not names:
         raise InvalidRequestError("a call is required, and there are no tools", param="tool_choice")
-    if choice == "auto" and any(tool.function.strict for tool in tools):
-        raise UnsupportedParameterError(
-            "the parameter 'strict' is only supported where tool_choice is 'required' or names a function", param="strict"
-        )
 
 
 def offered(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Mapping[str, Any]]:
     """The tools as the chat template gets them. With `none` the model does not see them, and so calls none."""
     return [] if choice == "none" else [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]
+
+
+def strict(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[str]:
+    """The names of the functions whose arguments must fit."""
+    return [] if choice == "none" else [tool.function.name for tool in tools if tool.function.strict]
 
 
 def forced(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[str]:
