@@ -158,15 +158,6 @@ def test_a_generation_that_takes_too_much_work_fails_alone() -> None:
         assert allows(state, ord("b"))
 
 
-def test_recent_grammars_are_kept_and_older_ones_are_not() -> None:
-    first = schema({"const": "first"})
-    grammar = compiler().compile(first)
-    assert compiler().compile(first) is grammar
-    for index in range(64):
-        compiler().compile(schema({"const": index}))
-    assert compiler().recent(first) is None
-
-
 def test_calls_one_or_several() -> None:
     form = CallForm("<bos>call:f", '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}', "<end>")
     for parallel in (False, True):

@@ -1,13 +1,10 @@
-"""`GrammarCompiler`: from what a client asks for to a grammar over this model's tokens, by llguidance, and the ones used last.
-
+"""`GrammarCompiler`: from what a client asks for to a grammar over this model's tokens, by llguidance,
 Masks are computed token by token while an answer is made, so compiling builds no automaton that a small schema could blow up; each
 stage has limits on work and states, beyond which it fails and nothing else does.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from threading import Lock
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -19,7 +16,6 @@ from inference_server.grammar.strict_calls import StrictCalls
 from inference_server.grammar.token_grammar import TokenGrammar
 
 MAX_SOURCE_CHARS = 64 * 1024
-_CACHE_SIZE = 64
 _MAX_ERROR_CHARS = 400
 
 
@@ -35,20 +31,9 @@ class GrammarCompiler:
         self._special_tokens = {tokens[index].decode("utf-8", "replace"): index for index in sorted(special_ids) if tokens[index]}
         self._closing, self._eos_id = closing_tokens(tokens), eos_ids[0]
         self._encode = encode
-        self._recent: OrderedDict[AnswerSpec, CompiledGrammar] = OrderedDict()
-        self._lock = Lock()
-
-    def recent(self, spec: AnswerSpec) -> CompiledGrammar | None:
-        """The grammar, if it was compiled not long ago."""
-        with self._lock:
-            if (found := self._recent.get(spec)) is not None:
-                self._recent.move_to_end(spec)
-            return found
 
     def compile(self, spec: AnswerSpec) -> CompiledGrammar:
         """Takes milliseconds, or seconds for the largest; lets go of the interpreter meanwhile. Raises InvalidRequestError."""
-        if (found := self.recent(spec)) is not None:
-            return found
         if _size(spec) > MAX_SOURCE_CHARS:
             raise InvalidRequestError(f"the grammar has more than {MAX_SOURCE_CHARS} characters", param=spec.param)
         try:
@@ -60,14 +45,8 @@ class GrammarCompiler:
         first_mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error() or not any(first_mask):
             raise InvalidRequestError(_message(matcher), param=spec.param)
-        grammar: CompiledGrammar = TokenGrammar(build, matcher, first_mask, self._closing, self._eos_id, spec.param)
-        if isinstance(spec, CallsSpec) and spec.opener:
-            grammar = StrictCalls(grammar, self._opener(spec.opener))
-        with self._lock:
-            self._recent[spec] = grammar
-            if len(self._recent) > _CACHE_SIZE:
-                self._recent.popitem(last=False)
-        return grammar
+        grammar = TokenGrammar(build, matcher, first_mask, self._closing, self._eos_id, spec.param)
+        return StrictCalls(grammar, self._opener(spec.opener)) if isinstance(spec, CallsSpec) and spec.opener else grammar
 
     def _opener(self, text: str) -> int:
         token_ids = self._encode(text)
