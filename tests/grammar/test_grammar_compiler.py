@@ -15,7 +15,7 @@ from inference_server.grammar.after_thought import AfterThought
 
 
 def schema(value: Any) -> GrammarSpec:
-    return GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(value), "response_format")
+    return GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(value, separators=(",", ":")), "response_format")
 
 
 def of_kind(kind: GrammarKind, source: str) -> GrammarSpec:
@@ -144,6 +144,23 @@ def test_what_cannot_be_used_is_refused_soon(bomb: Callable[[], GrammarSpec]) ->
     assert time.thread_time() - start < 3
     assert caught.value.param == spec.param
     assert len(caught.value.message) < 1000
+
+
+CHAIN = range(1500)
+DEEP = [
+    of_kind(GrammarKind.EBNF, "start: r0\n" + "\n".join(f'r{n}: "a" r{n + 1}' for n in range(900)) + '\nr900: "b"'),
+    schema({"$ref": "#/$defs/0", "$defs": {**{f"{n}": {"items": {"$ref": f"#/$defs/{n + 1}"}} for n in CHAIN}, "1500": {}}}),
+    schema({"$ref": "#/$defs/0", "$defs": {**{f"{n}": {"allOf": [{"$ref": f"#/$defs/{n + 1}"}]} for n in CHAIN}, "1500": {}}}),
+]
+
+
+@pytest.mark.parametrize("spec", DEEP, ids=["rules", "items", "allOf"])
+def test_rules_that_refer_on_for_long_do_not_end_the_process(spec: GrammarSpec) -> None:
+    state = compiler().compile(spec).start()
+    token = next(token for token in (ord("a"), ord("[")) if allows(state, token))
+    for _ in range(800):
+        state.advance(token, 1000)
+    assert allows(state, token)
 
 
 def test_a_generation_that_takes_too_much_work_fails_alone() -> None:

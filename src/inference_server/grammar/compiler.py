@@ -9,13 +9,15 @@ from functools import partial
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from inference_server.core.errors import InvalidRequestError, UnsupportedParameterError
-from inference_server.core.grammar import AnswerSpec, CallsSpec, CompiledGrammar
+from inference_server.core.grammar import AnswerSpec, CallsSpec, CompiledGrammar, GrammarKind
 from inference_server.grammar.closing import closing_tokens
+from inference_server.grammar.deep_stack import DeepStack
 from inference_server.grammar.source import grammar_text
 from inference_server.grammar.strict_calls import StrictCalls
 from inference_server.grammar.token_grammar import TokenGrammar
 
-MAX_SOURCE_CHARS = 64 * 1024
+MAX_SCHEMA_CHARS = 64 * 1024
+MAX_RULES_CHARS = 16 * 1024
 _MAX_ERROR_CHARS = 400
 
 
@@ -31,22 +33,25 @@ class GrammarCompiler:
         self._special_tokens = {tokens[index].decode("utf-8", "replace"): index for index in sorted(special_ids) if tokens[index]}
         self._closing, self._eos_id = closing_tokens(tokens), eos_ids[0]
         self._encode = encode
+        self._deep_stack = DeepStack()
 
     def compile(self, spec: AnswerSpec) -> CompiledGrammar:
         """Takes milliseconds, or seconds for the largest; lets go of the interpreter meanwhile. Raises InvalidRequestError."""
-        if _size(spec) > MAX_SOURCE_CHARS:
-            raise InvalidRequestError(f"the grammar has more than {MAX_SOURCE_CHARS} characters", param=spec.param)
+        _check_size(spec)
         try:
             text = grammar_text(spec, self._special_tokens)
-            build = partial(LLMatcher, self._tokenizer, text, log_level=0, limits=_limits())
+            build = partial(self._deep_stack.run, partial(self._build, text))
             matcher = build()
-        except ValueError as error:  # such as a lone surrogate
+        except (ValueError, RuntimeError) as error:  # such as a lone surrogate, or a panic
             raise InvalidRequestError(f"the grammar cannot be read: {error}", param=spec.param) from error
         first_mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error() or not any(first_mask):
             raise InvalidRequestError(_message(matcher), param=spec.param)
         grammar = TokenGrammar(build, matcher, first_mask, self._closing, self._eos_id, spec.param)
         return StrictCalls(grammar, self._opener(spec.opener)) if isinstance(spec, CallsSpec) and spec.opener else grammar
+
+    def _build(self, text: str) -> LLMatcher:
+        return LLMatcher(self._tokenizer, text, log_level=0, limits=_limits())
 
     def _opener(self, text: str) -> int:
         token_ids = self._encode(text)
@@ -86,8 +91,14 @@ def _limits() -> LLParserLimits:
     )
 
 
-def _size(spec: AnswerSpec) -> int:
-    return sum(len(call.schema) for call in spec.calls) if isinstance(spec, CallsSpec) else len(spec.source)
+def _check_size(spec: AnswerSpec) -> None:
+    """Work may grow with the square of the size, that on expressions and grammars fastest."""
+    if isinstance(spec, CallsSpec):
+        size, most = sum(len(call.schema) for call in spec.calls), MAX_SCHEMA_CHARS
+    else:
+        size, most = len(spec.source), MAX_RULES_CHARS if spec.kind in (GrammarKind.REGEX, GrammarKind.EBNF) else MAX_SCHEMA_CHARS
+    if size > most:
+        raise InvalidRequestError(f"the grammar has more than {most} characters", param=spec.param)
 
 
 def _message(matcher: LLMatcher) -> str:
