@@ -149,7 +149,7 @@ def test_every_value_reaches_its_option() -> None:
         "model-name": "org/model", "model-revision": "v1", "model-cache-dir": "/weights", "served-model-name": "m", "backend": "hf",
         "device": "cuda:1", "dtype": "float16", "max-batch-size": "7", "max-batched-tokens": "77", "kv-cache-block-size": "32",
         "kv-cache-num-blocks": "99", "kv-cache-memory-fraction": "0.5", "max-active-kv-tokens": "55", "load-format": "dummy",
-        "prefill-mode": "chunked", "prefill-chunk-size": "11", "max-model-len": "1234", "max-queue-size": "12",
+        "prefill-mode": "chunked", "prefill-chunk-size": "11", "unnoticed-itl-ms": "2.5", "max-model-len": "1234", "max-queue-size": "12",
         "admission-deadline-s": "3", "request-deadline-s": "4", "default-max-tokens": "13", "check-integrity": "true", "cors-origins": "http://a",
         "cuda-graph-sizes": "1,4", "ple-offload": "true", "quantization": "int8",
     }  # fmt: skip
@@ -158,7 +158,7 @@ def test_every_value_reaches_its_option() -> None:
         "org/model", "v1", Path("/weights"), "hf", "cuda:1", "float16", "int8", "dummy", 7, 77, 1234, (1, 4), True
     )
     assert settings.cache_options() == CacheOptions(32, 99, 0.5, 55)
-    assert settings.scheduler_options() == SchedulerOptions(7, 77, PrefillMode.CHUNKED, 11)
+    assert settings.scheduler_options() == SchedulerOptions(7, 77, PrefillMode.CHUNKED, 11, 2.5)
     assert settings.engine_options() == EngineOptions(1234, 12, 3.0, 4.0, 13, check_integrity=True)
     assert settings.api_options() == ApiOptions("m", ("http://a",))
 

@@ -79,6 +79,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--max-batched-tokens", type=int, default=8192)
     parser.add_argument("--max-model-len", type=int, default=16384)
     parser.add_argument("--prefill-mode", type=PrefillMode, choices=list(PrefillMode), default=PrefillMode.BATCHED)
+    parser.add_argument("--unnoticed-itl-ms", type=float, default=SchedulerOptions().unnoticed_itl_ms, help="of `mixed` and `chunked`")
     parser.add_argument("--cuda-graph-sizes", type=int, nargs="*", default=[], help="0 for none")
     parser.add_argument(
         "--profile", action="store_true", help="where the time of a step goes: decodes of 1, 32 and 256 rows, prompts of 8,192"
@@ -101,7 +102,9 @@ def main() -> None:
         max_model_len=args.max_model_len,
         cuda_graph_sizes=tuple(args.cuda_graph_sizes),
     )
-    scheduler = SchedulerOptions(args.max_batch_size, args.max_batched_tokens, args.prefill_mode, args.max_batched_tokens)
+    scheduler = SchedulerOptions(
+        args.max_batch_size, args.max_batched_tokens, args.prefill_mode, args.max_batched_tokens, args.unnoticed_itl_ms
+    )
     with model_folder(config) as folder:
         start = time.perf_counter()
         engine = create_engine(folder, model, scheduler, CacheOptions())

@@ -79,6 +79,9 @@ class Settings(BaseSettings):
         PrefillMode.MIXED, description="monolithic, chunked, batched or mixed (prefill chunks and decodes in one forward)"
     )
     prefill_chunk_size: int = Field(512, gt=0, description="Most prompt tokens of one request in one forward")
+    unnoticed_itl_ms: float = Field(
+        10.0, ge=0, description="Prompts at most double the time between others' tokens, or bring it to this; 0: never more than double"
+    )
     scheduling_policy: PolicyName = Field(
         PolicyName.FAIR, description="fair (equal shares between clients) or fcfs (first come, first served)"
     )
@@ -173,6 +176,7 @@ class Settings(BaseSettings):
             max_batched_tokens=self.max_batched_tokens,
             prefill_mode=self.prefill_mode,
             prefill_chunk_size=self.prefill_chunk_size,
+            unnoticed_itl_ms=self.unnoticed_itl_ms,
             scheduling_policy=self.scheduling_policy,
         )
 

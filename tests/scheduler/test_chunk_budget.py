@@ -44,10 +44,17 @@ def noisy_laptop(seed: int) -> Callable[[StepPlan], float]:
 
 
 def run_beside(
-    cost: Callable[[StepPlan], float], mode: PrefillMode, num_streams: int, overlap: bool = False, num_alone: int = 40
+    cost: Callable[[StepPlan], float],
+    mode: PrefillMode,
+    num_streams: int,
+    overlap: bool = False,
+    num_alone: int = 40,
+    unnoticed_itl_ms: float = 0.0,
 ) -> tuple[list[Life], Life]:
     """Streams that decode before, while and after a long prompt is computed."""
-    options = SchedulerOptions(max_batch_size=16, max_batched_tokens=1024, prefill_mode=mode, prefill_chunk_size=512)
+    options = SchedulerOptions(
+        max_batch_size=16, max_batched_tokens=1024, prefill_mode=mode, prefill_chunk_size=512, unnoticed_itl_ms=unnoticed_itl_ms
+    )
     virtual = VirtualServer(options, cost=cost, overlap=overlap)
     streams = [virtual.add(make_request(f"s{index}", 16, 900, key="s")) for index in range(num_streams)]
     virtual.run(until=lambda: len(streams[0].token_times) > num_alone)
@@ -105,6 +112,11 @@ def test_a_long_prompt_at_most_doubles_the_time_between_its_neighbours_tokens(
     assert long.ttft <= 4 * chunked_s + 40 * alone_s
 
 
+@pytest.mark.parametrize("unnoticed_itl_ms", [0.0, 10.0, 40.0])
+def test_a_slow_device_doubles_its_time_at_most(unnoticed_itl_ms: float) -> None:
+    assert slowdown(*run_beside(laptop, PrefillMode.MIXED, 1, unnoticed_itl_ms=unnoticed_itl_ms)) <= 2
+
+
 def plan_of(count: int, start: int) -> StepPlan:
     plan = StepPlan(0)
     plan.add(make_request("r", 1, 1), start, count, samples=False)
@@ -153,6 +165,16 @@ def test_the_limit_follows_a_device_that_slows_down() -> None:
             assert limit is not None
             budget.observe(4, limit, 0.01 + token_s * limit)
         assert 0.5 <= (budget.limit(4) or 0) * token_s / 0.01 <= 0.85
+
+
+@pytest.mark.parametrize(("unnoticed_s", "may_add_s"), [(0.0, 0.002), (0.003, 0.002), (0.01, 0.008)])
+def test_a_fast_device_spends_the_time_that_nobody_notices_on_prompts(unnoticed_s: float, may_add_s: float) -> None:
+    budget = ChunkBudget(alternating=False, unnoticed_s=unnoticed_s)
+    budget.observe(1, 0, 0.002)
+    for _ in range(60):
+        limit = budget.limit(1) or 0
+        budget.observe(1, limit, 0.002 + 1e-5 * limit)
+    assert 0.5 <= (budget.limit(1) or 0) * 1e-5 / may_add_s <= 0.85
 
 
 def test_the_limit_falls_with_every_step_that_was_too_long_and_recovers() -> None:

@@ -64,12 +64,16 @@ class CacheOptions:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """Limits of one step. Budgets are in tokens."""
+    """Limits of one step. Budgets are in tokens.
+
+    unnoticed_itl_ms: a time between tokens, in milliseconds, that prompts beside decoding requests may always take up.
+    """
 
     max_batch_size: int = 64
     max_batched_tokens: int = 2048
     prefill_mode: PrefillMode = PrefillMode.MIXED
     prefill_chunk_size: int = 512
+    unnoticed_itl_ms: float = 10.0
     scheduling_policy: PolicyName = PolicyName.FAIR
 
 

@@ -1,9 +1,10 @@
 """`ChunkBudget`: how many prompt tokens a step may compute beside decoding requests, by the measured time of past steps.
 
 A step of d seconds with decodes alone may become one of at most 2 d with a part of a prompt in it, so that a long prompt at most
-doubles its neighbours' time between tokens, and not on average but in about 99 steps of 100. No model of what tokens cost: their
-number follows the added time towards a share of d, and the share falls with every step that added more than d and creeps up with
-every other, so it settles where about one step in a hundred is too long, however much the steps of this machine scatter.
+doubles its neighbours' time between tokens, and not on average but in about 99 steps of 100. Where 2 d is too short for anybody to
+notice, it may become one of `unnoticed_s`. No model of what tokens cost: their number follows the added time towards a share of what
+may be added, and the share falls with every step that added more and creeps up with every other, so it settles where about one step in
+a hundred is too long, however much the steps of this machine scatter.
 """
 
 from collections import deque
@@ -25,10 +26,12 @@ class ChunkBudget:
     """Fed with every collected step; deterministic. Without measurements there is no limit.
 
     alternating: prompts and decodes take turns in steps of their own, so the time between tokens is a step of each.
+    unnoticed_s: a time between tokens that is short enough, however much longer than without the prompt.
     """
 
-    def __init__(self, *, alternating: bool) -> None:
+    def __init__(self, *, alternating: bool, unnoticed_s: float = 0.0) -> None:
         self._alternating = alternating
+        self._unnoticed_s = unnoticed_s
         self._measured = False
         self._alone_s: deque[float] = deque(maxlen=9)
         self._alone_scale = self._asked_scale = 0
@@ -50,7 +53,8 @@ class ChunkBudget:
             self._steps_since_alone = 0
         elif self._alone_s and (num_decodes or self._alternating):
             alone_s = median(self._alone_s)
-            self._adapt(num_prompt_tokens, max(0.0, elapsed_s - (alone_s if num_decodes else 0.0)), alone_s)
+            may_add_s = max(alone_s, self._unnoticed_s - alone_s)
+            self._adapt(num_prompt_tokens, max(0.0, elapsed_s - (alone_s if num_decodes else 0.0)), may_add_s)
 
     def limit(self, num_decoding: int) -> int | None:
         """Most prompt tokens of the next step beside so many decoding rows; None for no limit, 0 to measure these rows alone."""
@@ -64,12 +68,12 @@ class ChunkBudget:
             return 0
         return int(self._tokens)
 
-    def _adapt(self, num_tokens: int, added_s: float, alone_s: float) -> None:
+    def _adapt(self, num_tokens: int, added_s: float, may_add_s: float) -> None:
         """Where even the smallest chunk adds too much, a little more than that is the price of any progress."""
         if num_tokens <= _SMALLEST_TOKENS:
             self._smallest_s += (_NEW_WEIGHT if self._smallest_s else 1.0) * (added_s - self._smallest_s)
-        target_s = max(self._share * alone_s, _LEAST_PROGRESS * self._smallest_s)
-        share = self._share * (_TOO_LONG if added_s > max(alone_s, target_s) else _IN_TIME)
+        target_s = max(self._share * may_add_s, _LEAST_PROGRESS * self._smallest_s)
+        share = self._share * (_TOO_LONG if added_s > max(may_add_s, target_s) else _IN_TIME)
         self._share = min(max(share, _LEAST_SHARE), _MOST_SHARE)
         # What is left of a short prompt says little about longer chunks, unless it took too long already.
         if added_s > target_s or 2 * num_tokens > self._tokens:

@@ -63,7 +63,7 @@ class ContinuousBatchScheduler:
         max_chunk = self._chunk if in_chunks else self.max_request_tokens
         self._batch = ActiveBatch(options.max_batch_size, self._policy.rank)
         self._intake = Intake(self._policy, admission or AdmissionController(cache), cache, self._batch, max_chunk)
-        self._chunk_budget = ChunkBudget(alternating=self._mode is PrefillMode.CHUNKED)
+        self._chunk_budget = ChunkBudget(alternating=self._mode is PrefillMode.CHUNKED, unnoticed_s=options.unnoticed_itl_ms / 1000)
         self._resting: ScheduledRequest | None = None
         self._prefill_turn = True
         self._next_step_id = 1
