@@ -4,10 +4,12 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel
 from server_process import serving
 
 pytestmark = pytest.mark.heavy
@@ -27,6 +29,29 @@ def test_generate_streams_paris(url: str) -> None:
     events = [json.loads(payload) for payload in payloads]
     assert "Paris" in "".join(event["text"] for event in events)
     assert events[-1]["finish_reason"] == "stop"
+
+
+class Place(BaseModel):
+    city: str
+    country: str
+    population: int
+    sights: list[str]
+
+
+def test_answers_are_parsed_into_a_model_and_calls_are_forced(url: str) -> None:
+    tool = openai.pydantic_function_tool(Place, name="add_place")
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        messages: list[Any] = [{"role": "user", "content": f"{QUESTION} Describe it as JSON."}]
+        completion = client.chat.completions.parse(model="embedded", messages=messages, response_format=Place, max_tokens=120)
+        called = client.chat.completions.parse(
+            model="embedded", messages=messages, tools=[tool], tool_choice="required", parallel_tool_calls=False, max_tokens=120
+        )
+    place = completion.choices[0].message.parsed
+    assert place is not None
+    assert completion.choices[0].finish_reason == "stop"
+    assert "Paris" in place.city
+    (call,) = called.choices[0].message.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, Place)
 
 
 def test_the_openai_client_works(url: str) -> None:

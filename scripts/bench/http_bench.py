@@ -10,7 +10,6 @@ once a step.
 
 import argparse
 import asyncio
-import json
 import os
 import socket
 import subprocess
@@ -21,6 +20,8 @@ from contextlib import contextmanager, nullcontext
 
 import httpx
 import torch
+from load_client import Answer, LoadClient, model_name
+from openai_stream import COMPLETIONS, USAGE
 
 REFERENCE_GBPS = 18.9
 TOPICS = (
@@ -86,52 +87,36 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], startup_s: floa
     raise SystemExit(f"the server was not ready within {startup_s:.0f} s")
 
 
-async def complete(client: httpx.AsyncClient, model: str, prompt: str, max_tokens: int) -> dict[str, int]:
-    """Stream one completion and return the server's count of its tokens."""
-    body = {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    usage: dict[str, int] = {}
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.status_code != 200:
-            raise SystemExit(f"HTTP {response.status_code}: {(await response.aread()).decode()}")
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                usage = json.loads(line[6:]).get("usage") or usage
-    return usage
+async def complete(client: LoadClient, model: str, prompt: str, max_tokens: int) -> Answer:
+    """Stream one completion; its token counts are the server's."""
+    body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **USAGE}
+    answer = await client.stream(COMPLETIONS, body)
+    if answer.error:
+        raise SystemExit(answer.error)
+    return answer
 
 
 async def measure(url: str, num_clients: int, max_tokens: int, rounds: int) -> float:
     """Best tokens per second of all clients together over `rounds` rounds, after one warm-up round."""
-    best = 0.0
-    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
-        model = (await client.get("/v1/models")).json()["data"][0]["id"]
-        for round_index in range(rounds + 1):
-            prompts = [f"Round {round_index}: a short story about {TOPICS[i % len(TOPICS)]} {i}" for i in range(num_clients)]
-            start = time.perf_counter()
-            usages = await asyncio.gather(*(complete(client, model, prompt, max_tokens) for prompt in prompts))
-            if round_index:
-                best = max(best, sum(usage["completion_tokens"] for usage in usages) / (time.perf_counter() - start))
+    best, client, model = 0.0, LoadClient(url), model_name(url)
+    for round_index in range(rounds + 1):
+        prompts = [f"Round {round_index}: a short story about {TOPICS[i % len(TOPICS)]} {i}" for i in range(num_clients)]
+        start = time.perf_counter()
+        answers = await asyncio.gather(*(complete(client, model, prompt, max_tokens) for prompt in prompts))
+        if round_index:
+            best = max(best, sum(answer.output_tokens for answer in answers) / (time.perf_counter() - start))
     return best
 
 
 async def measure_prefill(url: str, num_words: int, rounds: int) -> float:
     """Best prompt tokens per second of a long prompt over `rounds` rounds, after one warm-up round."""
-    best = 0.0
-    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
-        model = (await client.get("/v1/models")).json()["data"][0]["id"]
-        for round_index in range(rounds + 1):
-            prompt = " ".join(TOPICS[(i * i + round_index) % len(TOPICS)] for i in range(num_words))
-            start = time.perf_counter()
-            usage = await complete(client, model, f"Round {round_index} of {time.time_ns()}: {prompt}", 1)
-            if round_index:
-                best = max(best, usage["prompt_tokens"] / (time.perf_counter() - start))
+    best, client, model = 0.0, LoadClient(url), model_name(url)
+    for round_index in range(rounds + 1):
+        prompt = " ".join(TOPICS[(i * i + round_index) % len(TOPICS)] for i in range(num_words))
+        start = time.perf_counter()
+        answer = await complete(client, model, f"Round {round_index} of {time.time_ns()}: {prompt}", 1)
+        if round_index:
+            best = max(best, answer.prompt_tokens / (time.perf_counter() - start))
     return best
 
 

@@ -10,7 +10,6 @@ over the peer's. llama-server runs the GGUF file as it is published, the others 
 
 import argparse
 import asyncio
-import json
 import os
 import shutil
 import socket
@@ -26,12 +25,14 @@ from typing import Any
 
 import httpx
 from http_bench import TOPICS
+from load_client import LoadClient, model_name
+from openai_stream import COMPLETIONS, USAGE
 
 from inference_server.checkpoints.embedded import assemble, prepare_embedded
 from inference_server.config import Settings
 
 OURS = "this server"
-IGNORE_EOS: Mapping[str, Any] = {"ignore_eos": True, "stream_options": {"include_usage": True}}
+IGNORE_EOS: Mapping[str, Any] = {"ignore_eos": True, **USAGE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +106,22 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-async def complete(client: httpx.AsyncClient, body: Mapping[str, Any]) -> int:
+async def complete(client: LoadClient, body: dict[str, Any]) -> int:
     """Stream one completion; the number of tokens that the server counts."""
-    tokens = 0
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.status_code != 200:
-            raise RuntimeError(f"HTTP {response.status_code}: {(await response.aread()).decode()[:200]}")
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                tokens = (json.loads(line[6:]).get("usage") or {}).get("completion_tokens", tokens)
-    if not tokens:
-        raise RuntimeError("the server does not say how many tokens it generated")
-    return tokens
+    answer = await client.stream(COMPLETIONS, body)
+    if answer.error or not answer.output_tokens:
+        raise RuntimeError(answer.error or "the server does not say how many tokens it generated")
+    return answer.output_tokens
 
 
 async def turn(server: Running, label: str, num_clients: int, max_tokens: int) -> float:
     """Tokens a second of `num_clients` clients together. label: makes the prompts of every turn distinct."""
-    async with httpx.AsyncClient(base_url=server.url, timeout=600, trust_env=False) as client:
-        model = (await client.get("/v1/models")).json()["data"][0]["id"]
-        common = {"model": model, "max_tokens": max_tokens, "temperature": 0, "stream": True, **server.peer.fields}
-        prompts = [f"{label}: a short story about {TOPICS[i % len(TOPICS)]} {i}" for i in range(num_clients)]
-        begin = time.perf_counter()
-        tokens = await asyncio.gather(*(complete(client, {**common, "prompt": prompt}) for prompt in prompts))
-        return sum(tokens) / (time.perf_counter() - begin)
+    client = LoadClient(server.url)
+    common = {"model": model_name(server.url), "max_tokens": max_tokens, "temperature": 0, **server.peer.fields}
+    prompts = [f"{label}: a short story about {TOPICS[i % len(TOPICS)]} {i}" for i in range(num_clients)]
+    begin = time.perf_counter()
+    tokens = await asyncio.gather(*(complete(client, {**common, "prompt": prompt}) for prompt in prompts))
+    return sum(tokens) / (time.perf_counter() - begin)
 
 
 def measure(servers: list[Running], clients: Sequence[int], max_tokens: int, rounds: int) -> dict[str, str]:

@@ -10,7 +10,7 @@ from inference_server.core.errors import StepFailedError
 from inference_server.core.kv_layout import KVLayout, LayerGroup
 from inference_server.core.logprobs import TokenLogprobs
 from inference_server.core.model_spec import GenerationDefaults, ModelSpec
-from inference_server.core.plan import StepPlan, StepResult
+from inference_server.core.plan import StepPlan, StepResult, TokenMasks
 from inference_server.core.request import ScheduledRequest
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.kv_cache.block_pool import BlockPool
@@ -68,7 +68,7 @@ class EchoBackend:
     def token(self, request: ScheduledRequest, position: int) -> int:
         return _echo(request, position)
 
-    def sample(self, step: StepResult) -> None: ...
+    def sample(self, step: StepResult, masks: TokenMasks | None = None) -> None: ...
 
     def collect(self, step: StepResult) -> StepResult:
         assert self.gate.wait(30), "the gate stayed shut"

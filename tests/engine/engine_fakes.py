@@ -11,7 +11,7 @@ from inference_server.core.kv_layout import KVLayout, LayerGroup
 from inference_server.core.model_spec import GenerationDefaults, ModelSpec
 from inference_server.core.options import SchedulerOptions
 from inference_server.core.outputs import OutputDelta
-from inference_server.core.plan import StepPlan, StepResult
+from inference_server.core.plan import StepPlan, StepResult, TokenMasks
 from inference_server.core.records import RequestRecord, StepRecord
 from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
@@ -73,7 +73,7 @@ class EchoBackend:
         rows = zip(plan.requests, plan.starts, plan.num_new_tokens, plan.samples, strict=True)
         return plan, [echo(request, start + new) if samples else -1 for request, start, new, samples in rows]
 
-    def sample(self, step: tuple[StepPlan, list[int]]) -> None: ...
+    def sample(self, step: tuple[StepPlan, list[int]], masks: TokenMasks | None = None) -> None: ...
 
     def collect(self, step: tuple[StepPlan, list[int]]) -> StepResult:
         assert self.gate.wait(30), "the gate stayed shut"

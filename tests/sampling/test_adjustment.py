@@ -7,7 +7,7 @@ import torch
 
 from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.sampling.adjustment import adjust_logits, allowed_bits
+from inference_server.sampling.adjustment import adjust_logits, apply_masks
 
 VOCAB = 101
 
@@ -75,11 +75,11 @@ def test_rows_that_ask_for_nothing_cost_no_copy() -> None:
     assert adjust_logits(logits, [request], [2]) is logits
 
 
-def test_a_grammar_mask_forbids_by_bit() -> None:
-    words = torch.tensor([0b101, 0, 0, -(2**31)], dtype=torch.int32)
-    assert allowed_bits(words, 128).nonzero().flatten().tolist() == [0, 2, 127]
-    assert allowed_bits(words, 101).shape == (101,)
+def test_a_mask_forbids_by_bit_before_all_else() -> None:
+    mask = bytes([0b101, *[0] * 11, 0b00010000, 0, 0, 0b10000000])
     request = ScheduledRequest("r", [1], SamplingParams(logit_bias=((1, 50.0),)), 0.0)
-    adjusted = adjust_logits(torch.zeros(2, 101), [request, request], [1, 1], [words, None])
-    assert adjusted[0].isfinite().nonzero().flatten().tolist() == [0, 2]
+    logits = torch.zeros(2, 101)
+    apply_masks(logits, [mask, None])
+    adjusted = adjust_logits(logits, [request, request], [1, 1])
+    assert adjusted[0].isfinite().nonzero().flatten().tolist() == [0, 2, 100]
     assert adjusted[1].tolist() == [0.0, 50.0, *[0.0] * 99]

@@ -8,7 +8,7 @@ from test_adjustment import VOCAB, random_request
 
 from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.sampling.adjustment import adjust_logits
+from inference_server.sampling.adjustment import adjust_logits, apply_masks
 from inference_server.sampling.token_rows import SamplingRows
 
 pytest.importorskip("triton", reason="triton is not installed: its kernels exist on Linux only")
@@ -34,13 +34,14 @@ class OverlappedRows:
         requests = [self.requests[slot] for slot in slots]
         positions = [len(self.requests[slot].token_ids) + (slot in self.late) for slot in slots]
         logits = 4 * torch.randn(len(slots), VOCAB, generator=self.generator)
-        bitmasks = [self._bitmask() for _ in slots]
+        masks = [self._mask() for _ in slots]
         ours = logits.clone().to(DEVICE)
-        self.adjustment.apply(ours, SamplingRows(requests, positions, slots), bitmasks)
+        self.adjustment.apply(ours, SamplingRows(requests, positions, slots, masks))
         for slot, token in self.late.items():
             self.requests[slot].token_ids.append(token)
         self.late.clear()
-        assert torch.equal(ours.cpu(), adjust_logits(logits, requests, positions, bitmasks))
+        apply_masks(logits, masks)
+        assert torch.equal(ours.cpu(), adjust_logits(logits, requests, positions))
         sampled = [self.random.randrange(VOCAB // 4) for _ in slots]
         self.adjustment.count(torch.tensor(sampled, device=DEVICE))
         self.late.update(zip(slots, sampled, strict=True))
@@ -55,10 +56,10 @@ class OverlappedRows:
             elif self.random.random() < 0.2:
                 self.requests[slot].num_preemptions += 1
 
-    def _bitmask(self) -> torch.Tensor | None:
+    def _mask(self) -> bytes | None:
         if self.random.random() < 0.7:
             return None
-        return torch.randint(-(2**31), 2**31, (-(-VOCAB // 32),), dtype=torch.int32, generator=self.generator)
+        return self.random.randbytes(-(-VOCAB // 32) * 4)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import ModelSpec
-from inference_server.core.plan import StepPlan, StepResult
+from inference_server.core.plan import StepPlan, StepResult, TokenMasks
 
 StepT = TypeVar("StepT")
 
@@ -33,8 +33,12 @@ class InferenceBackend(Protocol[StepT]):
         """
         ...
 
-    def sample(self, step: StepT) -> None:
-        """Enqueue the sampling of the launched step."""
+    def sample(self, step: StepT, masks: TokenMasks | None = None) -> None:
+        """Enqueue the sampling of the launched step, among the tokens that `masks` allows.
+
+        Masks depend on the tokens of the step before, so with them this may come after that step's `collect`; always before the
+        next launch.
+        """
         ...
 
     def collect(self, step: StepT) -> StepResult:

@@ -3,18 +3,18 @@
 A token's "KV" is a number made from its id, its position and two earlier numbers, read back through the block table of each
 group as attention would; the next token is a hash of all that the last position can read. So a wrong block, a block that left
 the window too early, a missed copy or a wrong id from the step before all change the text. `expected_tokens` is the same model
-run straight, without blocks. Sampling parameters are ignored.
+run straight, without blocks. Sampling parameters are ignored, masks are not.
 """
 
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from zlib import crc32
 
 from inference_server.core.kv_layout import KVLayout, LayerGroup
 from inference_server.core.model_spec import ModelSpec
-from inference_server.core.plan import StepPlan, StepResult
+from inference_server.core.plan import StepPlan, StepResult, TokenMasks
 from inference_server.core.request import ScheduledRequest
 
 PRINTABLE_ASCII = range(32, 127)
@@ -26,11 +26,12 @@ _PRIME = 2**61 - 1
 
 @dataclass(frozen=True, slots=True)
 class FakeStep:
-    """A launched step. slots and token_ids run in parallel with the plan's rows; -1 where a row does not sample."""
+    """A launched step. The lists run in parallel with the plan's rows. draws: what picks the token, -1 where a row does not sample."""
 
     step_id: int
     slots: tuple[int, ...]
-    token_ids: list[int]
+    draws: list[int]
+    token_ids: list[int] = field(default_factory=list)
 
 
 class FakeBackend:
@@ -86,14 +87,16 @@ class FakeBackend:
         self._check(plan)
         for group, src, dst in plan.block_copies:
             self._copy_block(group, src, dst)
-        token_ids = []
+        draws = []
         for request, start, count, samples in zip(plan.requests, plan.starts, plan.num_new_tokens, plan.samples, strict=True):
             for position in range(start, start + count):
                 self._write(request, position)
-            token_ids.append(self._next_token(request, start + count) if samples else -1)
-        return FakeStep(plan.step_id, tuple(request.slot for request in plan.requests), token_ids)
+            draws.append(self._draw(request, start + count) if samples else -1)
+        return FakeStep(plan.step_id, tuple(request.slot for request in plan.requests), draws)
 
-    def sample(self, step: FakeStep) -> None:
+    def sample(self, step: FakeStep, masks: TokenMasks | None = None) -> None:
+        masks = masks or {}
+        step.token_ids[:] = [self._choose(draw, masks.get(row)) if draw >= 0 else -1 for row, draw in enumerate(step.draws)]
         self._token_by_slot.update((slot, token) for slot, token in zip(step.slots, step.token_ids, strict=True) if token >= 0)
 
     def collect(self, step: FakeStep) -> StepResult:
@@ -160,8 +163,15 @@ class FakeBackend:
         size = self._layout.block_size
         return self._keys[group][request.block_tables[group].block_ids[position // size] * size + position % size]
 
-    def _next_token(self, request: ScheduledRequest, num_tokens: int) -> int:
-        """The token that follows the first `num_tokens`."""
+    def _choose(self, draw: int, mask: bytes | None) -> int:
+        """A token of the alphabet; where a mask allows none of it, any that it allows."""
+        if mask is None:
+            return self._alphabet[draw % len(self._alphabet)]
+        allowed = _allowed(self._alphabet, mask) or _allowed(range(self._spec.vocab_size), mask)
+        return allowed[draw % len(allowed)]
+
+    def _draw(self, request: ScheduledRequest, num_tokens: int) -> int:
+        """What picks the token that follows the first `num_tokens`."""
         size = self._layout.block_size
         digests = []
         for group, layers in enumerate(self._layout.groups):
@@ -173,7 +183,7 @@ class FakeBackend:
                     low, high = max(begin - index * size, 0), min(num_tokens - index * size, size)
                     digest = crc32(keys[base + low : base + high], digest)
             digests.append(digest)
-        return _choose(digests, self._alphabet)
+        return _draw(digests)
 
 
 def expected_tokens(
@@ -192,7 +202,7 @@ def expected_tokens(
             own.append(_key(token, position, previous, distant))
         if position >= len(prompt) - 1:
             digests = [crc32(own[_window_start(position + 1, window) :]) for window, own in zip(windows, keys, strict=True)]
-            tokens.append(_choose(digests, alphabet))
+            tokens.append(alphabet[_draw(digests) % len(alphabet)])
     return tokens
 
 
@@ -211,5 +221,9 @@ def _key(token: int, position: int, previous: int, distant: int) -> int:
     return (token * 1_000_003 + position * 8_191 + previous * 31_337 + distant * 65_537 + 12_345) % _PRIME
 
 
-def _choose(digests: Sequence[int], alphabet: Sequence[int]) -> int:
-    return alphabet[crc32(array("Q", digests)) % len(alphabet)]
+def _allowed(token_ids: Sequence[int], mask: bytes) -> list[int]:
+    return [token for token in token_ids if mask[token // 8] >> token % 8 & 1]
+
+
+def _draw(digests: Sequence[int]) -> int:
+    return crc32(array("Q", digests))

@@ -24,7 +24,7 @@ from inference_server.core.errors import EngineDeadError, ModelLoadError
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import ModelSpec
 from inference_server.core.options import ModelOptions
-from inference_server.core.plan import StepPlan, StepResult
+from inference_server.core.plan import StepPlan, StepResult, TokenMasks
 from inference_server.sampling import logprobs, token_rows
 
 _TRIAL_BLOCK_SIZE = 16
@@ -104,10 +104,10 @@ class PagedBackend:
         sampling = token_rows.SamplingRows(requests, positions, [request.slot for request in requests])
         return PagedStep(plan.step_id, len(plan), rows, sampling, prompt_scores)
 
-    def sample(self, step: PagedStep) -> None:
+    def sample(self, step: PagedStep, masks: TokenMasks | None = None) -> None:
         runner, _ = self._prepared()
         with step_errors(), torch.inference_mode():
-            token_ids, step.scores = runner.sample(step.sampling)
+            token_ids, step.scores = runner.sample(step.sampling.masked(step.rows, masks))
             step.block_mass = None if self._block_mass is None else self._block_mass.after_step()
             step.returned = self._returns.enqueue(token_ids)  # what is on its way before has come with it
 

@@ -67,6 +67,8 @@ class TokenChoice:
         self._batch.newest_ids[self._batch.sampled_slots[: len(ids)]] = ids
 
     def _draws_as_they_are(self, rows: SamplingRows) -> bool:
+        if rows.masks is not None:
+            return False
         unchanged = self._unchanged
         for request, position, slot in zip(rows.requests, rows.positions, rows.slots, strict=True):
             params = request.sampling

@@ -20,7 +20,7 @@ from inference_server.core.errors import EngineDeadError, ModelLoadError
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.model_spec import ModelSpec
 from inference_server.core.options import ModelOptions
-from inference_server.core.plan import StepPlan, StepResult
+from inference_server.core.plan import StepPlan, StepResult, TokenMasks
 from inference_server.sampling.logprobs import Scores, values_by_row
 from inference_server.sampling.token_rows import SamplingRows
 from inference_server.sampling.token_sampler import TokenSampler
@@ -76,10 +76,10 @@ class TorchBackend:
         with step_errors(), torch.inference_mode():
             return self._launch(plan)
 
-    def sample(self, step: TorchStep) -> None:
+    def sample(self, step: TorchStep, masks: TokenMasks | None = None) -> None:
         if step.logits is not None:
             with step_errors(), torch.inference_mode():
-                step.token_ids, step.scores = self._sampler(step.logits, step.sampling)
+                step.token_ids, step.scores = self._sampler(step.logits, step.sampling.masked(step.rows, masks))
             step.logits = None
 
     def collect(self, step: TorchStep) -> StepResult:

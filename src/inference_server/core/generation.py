@@ -4,18 +4,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from inference_server.core.grammar import GrammarSpec
+
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """Messages to render through the model's chat template: role and content, in the OpenAI form.
 
-    tools: functions that the model may call, in the OpenAI form; with parallel_tool_calls several in one answer. variables: the
-    client's own for the template. reasoning_effort: "none" asks for no thoughts, any other value for thoughts.
+    tools: functions that the model may call, in the OpenAI form; with parallel_tool_calls several in one answer. forced_calls: names of
+    those that the answer must be a call of; empty where a text will do. strict_calls: names of those whose arguments must fit.
+    variables: the client's own for the template.
+    reasoning_effort: "none" asks for no thoughts, any other value for thoughts.
     param: the field of the client's request that the messages came in, for errors to name.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
+    forced_calls: Sequence[str] = ()
+    strict_calls: Sequence[str] = ()
     parallel_tool_calls: bool = True
     variables: Mapping[str, Any] = field(default_factory=dict)
     reasoning_effort: str | None = None
@@ -30,6 +36,7 @@ class GenerationRequest:
     arrival_time: when the server first saw the request, in seconds of the monotonic clock; deadlines and TTFT count from it.
     client_id, trace_id: the client's own X-Request-Id and X-Trace-Id, only ever echoed and written down.
     fairness_key: whose share of the service this request uses.
+    grammar: what the answer must fit; None for any text. Calls that a chat forces are not in it.
     n: choices wanted, each a generation of its own; choice i draws with seed + i.
     max_tokens: 0 only with return_prompt; more than the room in the context is clamped; None takes default_max_tokens, and that takes
     the engine's.
@@ -55,6 +62,7 @@ class GenerationRequest:
     stop_token_ids: frozenset[int] = frozenset()
     include_stop: bool = False
     ignore_eos: bool = False
+    grammar: GrammarSpec | None = None
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None

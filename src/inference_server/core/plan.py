@@ -3,12 +3,16 @@
 A plan refers to the mutable requests themselves and is read by `launch` on the thread that made it, so nothing is copied a row.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from inference_server.core.logprobs import TokenLogprobs
 from inference_server.core.request import ScheduledRequest
+
+TokenMasks: TypeAlias = Mapping[int, bytes]
+"""By row of the plan, the tokens that a grammar allows, as `Constraint.mask` packs them. Rows without an entry are free."""
 
 
 class StepKind(StrEnum):

@@ -7,6 +7,7 @@ prefill chunks, decode steps, prefix hits and resumption after preemption are al
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from inference_server.core.grammar import CompiledGrammar
 from inference_server.core.request_history import RequestHistory
 from inference_server.core.sampling_params import SamplingParams
 
@@ -57,7 +58,7 @@ class ScheduledRequest:
 
     token_ids: prompt, then the returned output tokens.
     strip_leading_space: the first space of the answer belongs to the prompt's side of the dialogue and is not shown.
-    answer: None for a raw prompt, whose text is not looked into.
+    answer: None for a raw prompt, whose text is not looked into. grammar: what the answer must fit, compiled.
     num_computed_tokens: tokens whose KV has been scheduled (the "scheduled" counter).
     num_collected_tokens: leading tokens whose KV is known to be written and whose ids are known (the "returned" counter);
         only these may be shared or cached.
@@ -81,6 +82,7 @@ class ScheduledRequest:
     deadline: float = float("inf")
     strip_leading_space: bool = False
     answer: AnswerMode | None = None
+    grammar: CompiledGrammar | None = None
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
     num_collected_tokens: int = 0

@@ -25,6 +25,7 @@ from inference_server.core.options import EngineOptions
 from inference_server.core.records import EngineSnapshot, RequestRecord
 from inference_server.core.request import ScheduledRequest
 from inference_server.engine.engine import Engine, EngineState
+from inference_server.engine.grammar_workers import GrammarWorkers
 from inference_server.engine.health import Health, stack_of
 from inference_server.engine.input_processor import InputProcessor, Prompt, text_length
 from inference_server.engine.loaded_model import LoadedModel
@@ -58,6 +59,7 @@ class AsyncEngine:
         self._clock = clock
         self._step_limit_s = step_limit_s
         self._streams = StreamRegistry()
+        self._grammars = GrammarWorkers()
         self._thread: Thread | None = None
         self._ended = asyncio.Event()
         self._draining = False
@@ -109,6 +111,7 @@ class AsyncEngine:
             async with asyncio.timeout(drain_timeout_s):
                 await self._streams.wait_quiet()
         self._stopping = True
+        self._grammars.close()
         if self._thread is None:
             return
         self._engine.stop()
@@ -239,15 +242,23 @@ class AsyncEngine:
         return RequestAbortedError("the server is shutting down")
 
     async def _prepare(self, requests: Sequence[GenerationRequest]) -> list[list[ScheduledRequest]]:
-        inputs = self._inputs()
+        model = self._loaded()
+        inputs, grammars = InputProcessor(model, self._options), [await self._grammars.compile(request, model) for request in requests]
+
+        def choices() -> list[list[ScheduledRequest]]:
+            return [inputs.choices(request, grammar) for request, grammar in zip(requests, grammars, strict=True)]
+
         if sum(text_length(request.prompt) for request in requests) <= _WORKER_ABOVE_CHARS:
-            return [inputs.choices(request) for request in requests]
-        return await asyncio.to_thread(lambda: [inputs.choices(request) for request in requests])
+            return choices()
+        return await asyncio.to_thread(choices)
 
     def _inputs(self) -> InputProcessor:
+        return InputProcessor(self._loaded(), self._options)
+
+    def _loaded(self) -> LoadedModel:
         if self._engine.model is None:
             raise _still_loading()
-        return InputProcessor(self._engine.model, self._options)
+        return self._engine.model
 
 
 def _still_loading() -> NotReadyError:

@@ -11,10 +11,12 @@ from uuid import uuid4
 
 from inference_server.core.errors import InvalidRequestError, PromptTooLongError, UnsupportedParameterError
 from inference_server.core.generation import ChatPrompt, GenerationRequest
+from inference_server.core.grammar import CompiledGrammar
 from inference_server.core.options import EngineOptions
 from inference_server.core.request import AnswerMode, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.engine.loaded_model import LoadedModel
+from inference_server.engine.output_processor import thought_ids
 from inference_server.tokenization.errors import ChatTemplateError
 
 T = TypeVar("T")
@@ -32,12 +34,19 @@ class InputProcessor:
         self._model = model
         self._options = options
 
-    def process(self, request: GenerationRequest) -> ScheduledRequest:
-        """The request under a fresh internal id. Raises PromptTooLongError, or InvalidRequestError for a prompt that cannot be used."""
+    def process(self, request: GenerationRequest, grammar: CompiledGrammar | None = None) -> ScheduledRequest:
+        """The request under a fresh internal id, its answer to fit `grammar`.
+
+        Raises PromptTooLongError, or InvalidRequestError for a prompt that cannot be used.
+        """
         answer = None
         if isinstance(request.prompt, ChatPrompt):
             text = self._render(request.prompt)
             answer = self._answer_mode(request.prompt, text)
+            if grammar is not None and answer.in_thought and thought_ids(self._model.tokenizer, self._model.dialect) is None:
+                raise UnsupportedParameterError(
+                    "this model's thoughts have no end that a grammar could wait for", param=request.prompt.param
+                )
             token_ids = self._token_ids(text, request.prompt.param)
         else:
             token_ids = self._token_ids(request.prompt, "prompt")
@@ -58,11 +67,12 @@ class InputProcessor:
             priority=request.priority,
             strip_leading_space=answer is not None and self._model.template.strip_leading_space,
             answer=answer,
+            grammar=grammar,
         )
 
-    def choices(self, request: GenerationRequest) -> list[ScheduledRequest]:
+    def choices(self, request: GenerationRequest, grammar: CompiledGrammar | None = None) -> list[ScheduledRequest]:
         """As `process`, a request for each choice; the first is to be the parent of the others."""
-        first = self.process(request)
+        first = self.process(request, grammar)
         seeds = [(first.sampling.seed + index) % (1 << _SEED_BITS) for index in range(request.n)]
         return [first] + [
             replace(
@@ -100,13 +110,17 @@ class InputProcessor:
         if not prompt.messages:
             raise InvalidRequestError("there are no messages", param=prompt.param)
         dialect = self._model.dialect
-        if prompt.tools and (dialect is None or dialect.calls is None):
-            raise UnsupportedParameterError(
-                "the parameter 'tools' is not supported: this model's chat template has no tool calls", param="tools"
-            )
+        tools = prompt.tools
+        if tools and (dialect is None or dialect.calls is None):
+            if prompt.forced_calls:  # a grammar enforces them, though the model is not told what they are for
+                tools = ()
+            else:
+                raise UnsupportedParameterError(
+                    "the parameter 'tools' is not supported: this model's chat template has no tool calls", param="tools"
+                )
         variables = self._variables(prompt)
         try:
-            return self._model.template.render(prompt.messages, add_generation_prompt=True, tools=prompt.tools, **variables)
+            return self._model.template.render(prompt.messages, add_generation_prompt=True, tools=tools, **variables)
         except ChatTemplateError as error:
             raise InvalidRequestError(str(error), param=prompt.param) from error
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from inference_server.backends.base import InferenceBackend
 from inference_server.core.model_spec import GenerationDefaults, ModelSpec
+from inference_server.grammar.compiler import GrammarCompiler
 from inference_server.parsing.dialect import Dialect
 from inference_server.scheduler.interface import SchedulerInterface
 from inference_server.tokenization.base import TokenizerLike
@@ -16,7 +17,8 @@ class LoadedModel:
     """A model ready to run.
 
     max_model_len: the longest prompt plus output in tokens, after the operator's limit. template_prefix_len: leading tokens
-    that every chat shares because its template puts them there. dialect: how its chats mark thoughts and tool calls, if they do.
+    that every chat shares because its template puts them there. dialect: how its chats mark thoughts and tool calls, if they
+    do. grammars: what makes its tokens follow a grammar, if anything can.
     """
 
     backend: InferenceBackend[Any]
@@ -28,3 +30,4 @@ class LoadedModel:
     max_model_len: int
     template_prefix_len: int
     dialect: Dialect | None = None
+    grammars: GrammarCompiler | None = None

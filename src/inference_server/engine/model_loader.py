@@ -14,6 +14,7 @@ from inference_server.core.model_spec import ModelSpec
 from inference_server.core.options import CacheOptions, ModelOptions, SchedulerOptions
 from inference_server.engine.generation_defaults import generation_defaults
 from inference_server.engine.loaded_model import LoadedModel
+from inference_server.grammar.compiler import GrammarCompiler
 from inference_server.kv_cache.factory import create_cache
 from inference_server.parsing.dialect import detect_dialect
 from inference_server.scheduler.admission import AdmissionController
@@ -77,12 +78,25 @@ class ModelLoader:
             layout.arena_bytes / 2**30,
         )
         dialect = detect_dialect(template.source)
-        return LoadedModel(backend, scheduler, tokenizer, template, spec, defaults, length, template_prefix_len, dialect)
+        grammars = grammar_compiler(tokenizer, spec.vocab_size)
+        return LoadedModel(backend, scheduler, tokenizer, template, spec, defaults, length, template_prefix_len, dialect, grammars)
 
     def _create_scheduler(self, layout: KVLayout, spec: ModelSpec) -> ContinuousBatchScheduler:
         cache = create_cache(layout, self._cache)
         admission = AdmissionController(cache, max_active_tokens=self._cache.max_active_tokens)
         return ContinuousBatchScheduler(cache, self._scheduler, supports_mixed=spec.supports_mixed, admission=admission)
+
+
+def grammar_compiler(tokenizer: TokenizerLike, vocab_size: int) -> GrammarCompiler | None:
+    """None for a model without an end-of-text token, whose answers a grammar could not end."""
+    if not tokenizer.eos_token_ids:
+        return None
+    return GrammarCompiler(
+        [tokenizer.token_bytes(index) for index in range(vocab_size)],
+        [index for index in range(vocab_size) if tokenizer.is_special(index)],
+        tokenizer.eos_token_ids,
+        lambda text: tokenizer.encode(text, add_special_tokens=False),
+    )
 
 
 def _tokenizer(folder: Path, load_format: str) -> TokenizerLike:

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inference_server.core.errors import InferenceServerError
+from inference_server.core.grammar import Constraint
 from inference_server.core.logprobs import TokenLogprobs
 from inference_server.core.outputs import OutputDelta, PromptTokens, ToolCallDelta, merge_calls
-from inference_server.core.plan import StepPlan, StepResult
+from inference_server.core.plan import StepPlan, StepResult, TokenMasks
 from inference_server.core.request import FinishReason, ScheduledRequest
+from inference_server.grammar.after_thought import AfterThought
 from inference_server.parsing.answer_parser import AnswerParser, Part
-from inference_server.parsing.dialect import Dialect
+from inference_server.parsing.dialect import Dialect, with_calls
 from inference_server.tokenization.base import TokenizerLike
 from inference_server.tokenization.detokenizer import IncrementalDetokenizer
 from inference_server.tokenization.stop_checker import StopChecker
@@ -35,12 +37,13 @@ class StepOutputs:
 
 @dataclass(slots=True)
 class _TextState:
-    """The text side of one request. parser: None where the text is not looked into."""
+    """The text side of one request. parser: None where the text is not looked into. constraint: None where any token may come."""
 
     request: ScheduledRequest
     detokenizer: IncrementalDetokenizer
     stop_checker: StopChecker
     parser: AnswerParser | None = None
+    constraint: Constraint | None = None
     has_text: bool = False
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -51,6 +54,8 @@ class _TextState:
             return FinishReason.LENGTH
         # The scheduler appends this token only after the step's outputs are known.
         num_tokens = self.request.num_output_tokens + 1
+        if self.constraint is not None:
+            self.constraint.advance(token_id, sampling.max_tokens - num_tokens)
         end_of_text = token_id in sampling.stop_token_ids
         shown = sampling.include_stop or not end_of_text
         stopped = shown and self._show(self.detokenizer.push([token_id]), delta, num_tokens > sampling.min_tokens)
@@ -109,12 +114,18 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._states: dict[str, _TextState] = {}
+        self._num_constrained = 0
+        self._thought_ids = thought_ids(tokenizer, dialect)
         # By whether tools may be called: ids of special tokens that are markers and so not left out.
-        self._markers = {tools: _single_tokens(tokenizer, dialect.tokens(tools)) if dialect else frozenset() for tools in (False, True)}
+        self._markers = {
+            tools: _single_tokens(tokenizer, found.tokens(tools)) if found else frozenset()
+            for tools, found in ((False, dialect), (True, with_calls(dialect)))
+        }
 
     def add(self, request: ScheduledRequest) -> None:
         sampling, mode = request.sampling, request.answer
-        parser = AnswerParser(self._dialect, mode) if self._dialect and mode else None
+        dialect = with_calls(self._dialect) if mode and mode.tools else self._dialect
+        parser = AnswerParser(dialect, mode) if dialect and mode else None
         detokenizer = IncrementalDetokenizer(
             self._tokenizer,
             request.token_ids[-1:],
@@ -122,7 +133,23 @@ class OutputProcessor:
             strip_leading_space=request.strip_leading_space,
             keep=self._markers[mode.tools] if mode else (),
         )
-        self._states[request.request_id] = _TextState(request, detokenizer, StopChecker(sampling.stop, sampling.include_stop), parser)
+        stop_checker = StopChecker(sampling.stop, sampling.include_stop)
+        constraint = self._constraint(request)
+        self._num_constrained += constraint is not None
+        self._states[request.request_id] = _TextState(request, detokenizer, stop_checker, parser, constraint)
+
+    def constrains(self, plan: StepPlan) -> bool:
+        """Whether a grammar decides what a row of this step may say."""
+        return self._num_constrained > 0 and any(request.grammar is not None for request in plan.requests)
+
+    def masks(self, plan: StepPlan) -> TokenMasks:
+        """What the grammars allow in this step, once the tokens of the steps before have been processed."""
+        masks = {}
+        for row, request in enumerate(plan.requests):
+            state = self._states.get(request.request_id)
+            if state is not None and state.constraint is not None and (mask := state.constraint.mask) is not None:
+                masks[row] = mask
+        return masks
 
     def process(self, plan: StepPlan, result: StepResult, now: float) -> StepOutputs:
         """Deltas and stops of a collected step, and the token times of its requests. Call it before `scheduler.update`.
@@ -149,6 +176,8 @@ class OutputProcessor:
                 delta.logprobs = [result.logprobs[row]]
             try:
                 reason = state.take(token_id, delta)
+            except InferenceServerError as error:
+                delta.error, reason = error, FinishReason.ERROR
             except Exception:
                 logger.exception("request %s: its output cannot be turned into text", request.request_id)
                 delta.error, reason = InferenceServerError("the output could not be turned into text"), FinishReason.ERROR
@@ -171,7 +200,26 @@ class OutputProcessor:
         return delta
 
     def remove(self, request_id: str) -> None:
-        self._states.pop(request_id, None)
+        state = self._states.pop(request_id, None)
+        if state is not None and state.constraint is not None:
+            self._num_constrained -= 1
+
+    def _constraint(self, request: ScheduledRequest) -> Constraint | None:
+        """In a chat of a model that thinks, the grammar waits for the end of the thought."""
+        if request.grammar is None:
+            return None
+        constraint = request.grammar.start()
+        if request.answer is None or self._thought_ids is None:
+            return constraint
+        return AfterThought(constraint, *self._thought_ids, request.answer.in_thought)
+
+
+def thought_ids(tokenizer: TokenizerLike, dialect: Dialect | None) -> tuple[int, int] | None:
+    """The tokens that begin and end a thought; None where the model does not think, or its markers are several tokens."""
+    if dialect is None or dialect.thought is None:
+        return None
+    begin, end = (tokenizer.encode(text, add_special_tokens=False) for text in dialect.thought.tokens)
+    return (begin[0], end[0]) if len(begin) == len(end) == 1 else None
 
 
 def _single_tokens(tokenizer: TokenizerLike, texts: Sequence[str]) -> frozenset[int]:

@@ -1,6 +1,7 @@
 """Hops 4 to 6: a plan through the backend, its tokens through the output processor, and both to the scheduler.
 
-Steps are collected in the order of their launch. A step that fails costs its own requests and nothing else; any other
+Steps are collected in the order of their launch. Where a grammar decides which tokens may come, sampling waits for the tokens of the
+step before, and the forward does not. A step that fails costs its own requests and nothing else; any other
 exception is the end of the engine and passes through.
 """
 
@@ -29,6 +30,7 @@ class _InFlight:
     plan: StepPlan
     handle: Any
     start_time: float
+    masked: bool
 
 
 class StepPipeline:
@@ -59,16 +61,27 @@ class StepPipeline:
     def launch(self, plan: StepPlan) -> None:
         start_time = self._clock()
         try:
-            handle = self._backend.launch(plan)
-            self._backend.sample(handle)
+            step = _InFlight(plan, self._backend.launch(plan), start_time, self._processor.constrains(plan))
+            if not (step.masked and self._in_flight):
+                self._sample(step)
         except StepFailedError as error:
             self._fail(plan, error)
         else:
-            self._in_flight.append(_InFlight(plan, handle, start_time))
+            self._in_flight.append(step)
 
     def collect(self) -> None:
-        """Wait for the oldest step and give out its tokens."""
-        step = self._in_flight.popleft()
+        """Wait for the oldest step and give out its tokens; then the next one can be sampled, if it waited for them."""
+        self._collect(self._in_flight.popleft())
+        if self._in_flight and self._in_flight[0].masked:
+            try:
+                self._sample(self._in_flight[0])
+            except StepFailedError as error:
+                self._fail(self._in_flight.popleft().plan, error)
+
+    def _sample(self, step: _InFlight) -> None:
+        self._backend.sample(step.handle, self._processor.masks(step.plan) if step.masked else None)
+
+    def _collect(self, step: _InFlight) -> None:
         try:
             result = self._backend.collect(step.handle)
         except StepFailedError as error:

@@ -1,6 +1,6 @@
 """How a family of models marks thoughts and tool calls in its text, and which family a chat template belongs to."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inference_server.parsing.tool_calls import GEMMA_QUOTE, CallRule, gemma_call, json_call
 
@@ -20,11 +20,15 @@ class ThoughtSyntax:
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """opener: what begins a call; `rule` reads the rest. tokens: the markers as the vocabulary has them."""
+    """opener: what begins a call; `rule` reads the rest. tokens: the markers as the vocabulary has them.
+
+    form: a call as a grammar enforces it, before and after arguments in JSON, with `NAME` for the function's.
+    """
 
     opener: str
     rule: CallRule
     tokens: tuple[str, ...]
+    form: tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +49,20 @@ class Dialect:
 
 
 GEMMA_THOUGHT = ThoughtSyntax("<|channel>thought\n", "<channel|>", ("<|channel>", "<channel|>"), anywhere=True)
-GEMMA_CALLS = CallSyntax("<|tool_call>", gemma_call, ("<|tool_call>", "<tool_call|>", GEMMA_QUOTE))
+GEMMA_CALLS = CallSyntax(
+    "<|tool_call>", gemma_call, ("<|tool_call>", "<tool_call|>", GEMMA_QUOTE), ("<|tool_call>call:NAME", "<tool_call|>")
+)
 THINK_TAGS = ThoughtSyntax("<think>", "</think>", ("<think>", "</think>"))
-JSON_CALLS = CallSyntax("<tool_call>", json_call, ("<tool_call>", "</tool_call>"))
+JSON_CALLS = CallSyntax(
+    "<tool_call>", json_call, ("<tool_call>", "</tool_call>"), ('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>")
+)
+
+
+def with_calls(dialect: Dialect | None) -> Dialect:
+    """The dialect, or one that has calls as well: a call that a grammar enforces needs no model that knows how."""
+    if dialect is None:
+        return Dialect(calls=JSON_CALLS)
+    return dialect if dialect.calls else replace(dialect, calls=JSON_CALLS)
 
 
 def detect_dialect(template: str) -> Dialect | None:

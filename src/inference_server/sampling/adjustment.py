@@ -7,31 +7,25 @@ steps must be known on the host. This is also the definition that `device_adjust
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 
-_BITS = 32
 
-
-def adjust_logits(
-    logits: Tensor, requests: Sequence[ScheduledRequest], positions: Sequence[int], bitmasks: Sequence[Tensor | None] | None = None
-) -> Tensor:
+def adjust_logits(logits: Tensor, requests: Sequence[ScheduledRequest], positions: Sequence[int]) -> Tensor:
     """The logits to draw from: `logits` itself ([R, V] float32, never written to) where no row asks for a change, else a copy.
 
-    positions[i]: the index that row i's token will have in its sequence. bitmasks: for each row the tokens that a grammar allows, packed
-    as `allowed_bits` unpacks them, or None.
+    positions[i]: the index that row i's token will have in its sequence.
     """
     adjusted = logits
     for row, (request, position) in enumerate(zip(requests, positions, strict=True)):
-        num_prompt, bitmask = request.num_prompt_tokens, None if bitmasks is None else bitmasks[row]
-        if bitmask is None and not request.sampling.changes_logits(position - num_prompt):
+        num_prompt = request.num_prompt_tokens
+        if not request.sampling.changes_logits(position - num_prompt):
             continue
         adjusted = logits.clone() if adjusted is logits else adjusted
-        if bitmask is not None:
-            adjusted[row].masked_fill_(~allowed_bits(bitmask.to(logits.device), logits.shape[-1]), -torch.inf)
         tokens = request.token_ids
         adjust_row(adjusted[row], request.sampling, tokens[:num_prompt], tokens[num_prompt:position])
     return adjusted
@@ -59,7 +53,9 @@ def adjust_row(logits: Tensor, params: SamplingParams, prompt: Sequence[int], ou
     logits[seen] -= params.presence_penalty
 
 
-def allowed_bits(bitmask: Tensor, vocab_size: int) -> Tensor:
-    """[ceil(V / 32)] int32 to [V] bool: bit i of word w is token 32 * w + i, as in xgrammar's masks."""
-    bits = torch.arange(_BITS, dtype=torch.int32, device=bitmask.device)
-    return ((bitmask.unsqueeze(-1) >> bits) & 1).flatten()[:vocab_size].bool()
+def apply_masks(logits: Tensor, masks: Sequence[bytes | None]) -> None:
+    """Forbid, in place, what the masks of `SamplingRows` do not allow. logits: [R, V]."""
+    for row, mask in zip(logits, masks, strict=True):
+        if mask is not None:
+            bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=len(row), bitorder="little")
+            row.masked_fill_((torch.from_numpy(bits) == 0).to(row.device), -torch.inf)

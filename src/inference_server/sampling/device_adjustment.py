@@ -4,7 +4,6 @@ What a row has seen lives on the device by slot. It is made from the host's toke
 and grows there by the sampled ids. Work and memory (4 bytes for each slot and token) are only spent once a request asks for them.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,28 +44,25 @@ class DeviceAdjustment:
         self._masks = torch.empty(0, -(-vocab_size // _BITS), dtype=torch.int32, device=device)
         self._counting: tuple[Tensor, Tensor] | None = None
 
-    def apply(self, logits: Tensor, rows: SamplingRows, bitmasks: Sequence[Tensor | None] | None = None) -> None:
-        """Change the logits [R, V] float32, contiguous, in place, where a row asks for it.
-
-        bitmasks: as `adjust_logits` takes them, on the host.
-        """
+    def apply(self, logits: Tensor, rows: SamplingRows) -> None:
+        """Change the logits [R, V] float32, contiguous, in place, where a row asks for it."""
         self._counting = None
         entries: list[tuple[int, int, int]] = []
         penalties: list[tuple[float, float, float]] = []
         edited: list[NDArray[np.int64]] = []
         edits: list[NDArray[np.float32]] = []
         for row, (request, position, slot) in enumerate(zip(rows.requests, rows.positions, rows.slots, strict=True)):
-            params, bitmask = request.sampling, None if bitmasks is None else bitmasks[row]
+            params, mask = request.sampling, None if rows.masks is None else rows.masks[row]
             num_output = position - request.num_prompt_tokens
-            if bitmask is None and not params.changes_logits(num_output):
+            if mask is None and not params.changes_logits(num_output):
                 continue
             tenant = self._tenant(request, position, slot)
             ids, values = tenant.early if num_output < params.min_tokens else tenant.biases
             edited.append(ids + row * self._vocab_size)
             edits.append(values)
-            if bitmask is not None or tenant.constrained:
-                self._mask(request, slot, bitmask)
-                tenant.constrained = bitmask is not None
+            if mask is not None or tenant.constrained:
+                self._mask(request, slot, mask)
+                tenant.constrained = mask is not None
             masked = tenant.constrained or params.allowed_token_ids is not None
             if params.penalised or masked:
                 entries.append((row, slot if params.penalised else -1, slot if masked else -1))
@@ -111,16 +107,16 @@ class DeviceAdjustment:
         row[prompt] = 1
         row.index_add_(0, output, torch.full_like(output, 2, dtype=torch.int32))
 
-    def _mask(self, request: ScheduledRequest, slot: int, bitmask: Tensor | None) -> None:
+    def _mask(self, request: ScheduledRequest, slot: int, mask: bytes | None) -> None:
         """Put what the request allows, and what a grammar does, into the slot's mask, if there is anything."""
         allowed = request.sampling.allowed_token_ids
-        if allowed is None and bitmask is None:
+        if allowed is None and mask is None:
             return
         if not len(self._masks):
             self._masks = torch.zeros(len(self._tenants), self._masks.shape[1], dtype=torch.int32, device=self._device)
         words = np.full(self._masks.shape[1], -1, dtype=np.int32) if allowed is None else _packed(allowed, self._masks.shape[1])
-        if bitmask is not None:
-            words &= bitmask.numpy()
+        if mask is not None:
+            words &= np.frombuffer(mask, dtype="<i4")
         self._masks[slot].copy_(self._copied(words))
 
     def _copied(self, array: NDArray) -> Tensor:

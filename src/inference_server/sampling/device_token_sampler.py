@@ -1,7 +1,5 @@
 """`DeviceTokenSampler`: adjustment and draw of a step, enqueued one after the other on the device."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -20,11 +18,11 @@ class DeviceTokenSampler:
         self.adjustment = DeviceAdjustment(max_rows, vocab_size, device)
         self._warm_up(torch.zeros(1, vocab_size, device=device))
 
-    def __call__(self, logits: Tensor, rows: SamplingRows, bitmasks: Sequence[Tensor | None] | None = None) -> Tensor:
+    def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         """Ids [R] int64. logits: [R, V] float32; overwritten where rows ask for changes."""
         logits = logits.contiguous()
         variant = self.sampler.prepare([request.sampling for request in rows.requests], rows.positions, rows.slots)
-        self.adjustment.apply(logits, rows, bitmasks)
+        self.adjustment.apply(logits, rows)
         token_ids = self.sampler.run(logits, variant)
         self.adjustment.count(token_ids)
         return token_ids

@@ -1,11 +1,12 @@
 """What goes into sampling and comes out of it, whichever way a step's tokens are sampled."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
 
+from inference_server.core.plan import TokenMasks
 from inference_server.core.request import ScheduledRequest
 from inference_server.sampling.logprobs import Scores
 
@@ -14,12 +15,18 @@ from inference_server.sampling.logprobs import Scores
 class SamplingRows:
     """The rows of a step that sample, as parallel lists. positions: the index each row's token will have in its sequence.
 
-    slots: each row's place in the persistent batch when the step was launched.
+    slots: each row's place in the persistent batch when the step was launched. masks: for each row the tokens that a grammar allows,
+    packed as `Constraint.mask` says, or None; None where no row has one.
     """
 
     requests: Sequence[ScheduledRequest]
     positions: Sequence[int]
     slots: Sequence[int]
+    masks: Sequence[bytes | None] | None = None
+
+    def masked(self, plan_rows: Sequence[int], masks: TokenMasks | None) -> "SamplingRows":
+        """With masks by row of the plan; plan_rows: which of those these rows are."""
+        return replace(self, masks=[masks.get(row) for row in plan_rows]) if masks else self
 
 
 class Sampled(NamedTuple):

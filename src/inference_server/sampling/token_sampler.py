@@ -4,12 +4,11 @@ Masks, biases and penalties first, then the draw, then the log-probabilities of 
 waits; elsewhere the steps do not overlap, and the host, which knows every token, does what is cheapest there.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from inference_server.sampling.adjustment import adjust_logits
+from inference_server.sampling.adjustment import adjust_logits, apply_masks
 from inference_server.sampling.logprobs import rows_to_score, score
 from inference_server.sampling.sampler import Sampler
 from inference_server.sampling.token_rows import Sampled, SamplingRows
@@ -26,19 +25,21 @@ class TokenSampler:
         self._sampler = Sampler()
         self._on_device: DeviceTokenSampler | None = None
 
-    def __call__(self, logits: Tensor, rows: SamplingRows, bitmasks: Sequence[Tensor | None] | None = None) -> Sampled:
-        """logits: float32 [R, V], which may be overwritten. bitmasks: what a grammar allows each row, as `adjust_logits` takes it."""
+    def __call__(self, logits: Tensor, rows: SamplingRows) -> Sampled:
+        """logits: float32 [R, V], which may be overwritten."""
         scored = rows_to_score(rows.requests)
         raw = logits[scored] if scored else logits
-        token_ids = self._draw(logits, rows, bitmasks)
+        token_ids = self._draw(logits, rows)
         if not scored:
             return Sampled(token_ids)
         return Sampled(token_ids, score(raw, token_ids[scored], [rows.requests[row].sampling.logprobs or 0 for row in scored]))
 
-    def _draw(self, logits: Tensor, rows: SamplingRows, bitmasks: Sequence[Tensor | None] | None) -> Tensor:
+    def _draw(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         if logits.is_cuda:
-            return self._device_sampler(logits)(logits, rows, bitmasks)
-        adjusted = adjust_logits(logits, rows.requests, rows.positions, bitmasks)
+            return self._device_sampler(logits)(logits, rows)
+        if rows.masks is not None:
+            apply_masks(logits, rows.masks)
+        adjusted = adjust_logits(logits, rows.requests, rows.positions)
         return self._sampler(adjusted, [request.sampling for request in rows.requests], rows.positions)
 
     def _device_sampler(self, logits: Tensor) -> "DeviceTokenSampler":

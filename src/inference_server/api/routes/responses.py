@@ -9,6 +9,8 @@ from inference_server.api.fairness import fairness_key
 from inference_server.api.formats.responses import ResponsesFormat
 from inference_server.api.generation import respond
 from inference_server.api.schemas.responses import ResponsesBody
+from inference_server.api.schemas.structured import TextFormat
+from inference_server.api.schemas.tools import NamedChoice, ToolChoice
 from inference_server.core.generation import GenerationRequest
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -43,10 +45,20 @@ def _known(body: ResponsesBody, model: str, created: int) -> dict[str, Any]:
         "reasoning": {"effort": body.reasoning.effort, "summary": None},
         "store": False,
         "temperature": body.temperature,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": body.tool_choice,
-        "tools": [{"type": "function", "strict": False, **tool.function.model_dump()} for tool in body.tools],
+        "text": {"format": _format(body.text.format)},
+        "tool_choice": _choice(body.tool_choice),
+        "tools": [{"type": "function", **tool.function.model_dump()} for tool in body.tools],
         "top_p": body.top_p,
         "truncation": "disabled",
         "user": body.user or None,
     }
+
+
+def _format(text_format: TextFormat | None) -> dict[str, Any]:
+    if text_format is None or text_format.type == "text":
+        return {"type": "text"}
+    return text_format.model_dump(by_alias=True) if text_format.type == "json_schema" else {"type": text_format.type}
+
+
+def _choice(choice: ToolChoice) -> Any:
+    return {"type": "function", "name": choice.function.name} if isinstance(choice, NamedChoice) else choice

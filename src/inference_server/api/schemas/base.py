@@ -40,11 +40,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "length_penalty": (1,),
         "logprobs": (False,),
         "modalities": (["text"],),
-        "response_format": ({"type": "text"},),
         "return_token_ids": (False,),
         "return_token_strs": (False,),
         "spaces_between_special_tokens": (True,),
-        "strict": (False,),
         "suffix": ("",),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
@@ -66,8 +64,9 @@ class RequestBody(BaseModel):
         if not isinstance(data, dict):
             return data
         kept = {}
+        names = {field.alias or name for name, field in cls.model_fields.items()}
         for key, value in data.items():
-            if key in cls.model_fields:
+            if key in names:
                 if value is not None:
                     kept[key] = value
             elif not _asks_for_nothing(key, value):

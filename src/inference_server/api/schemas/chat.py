@@ -6,7 +6,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from inference_server.api.schemas.base import RequestBody
 from inference_server.api.schemas.sampling import INT32, MAX_LOGPROBS, OpenAIBody
-from inference_server.api.schemas.tools import ToolCall, ToolChoice, Tools, offered
+from inference_server.api.schemas.tools import ToolCall, ToolChoice, Tools, check_choice, forced, offered, strict
 from inference_server.core.errors import UnsupportedParameterError
 from inference_server.core.generation import ChatPrompt
 
@@ -76,10 +76,17 @@ class ChatCompletionBody(OpenAIBody):
             raise ValueError("logprobs must be true for this")
         return value
 
+    @model_validator(mode="after")
+    def _may_choose(self) -> Self:
+        check_choice(self.tools, self.tool_choice)
+        return self
+
     def prompt(self) -> ChatPrompt:
         return ChatPrompt(
             plain_messages(self.messages),
             tools=offered(self.tools, self.tool_choice),
+            forced_calls=forced(self.tools, self.tool_choice),
+            strict_calls=strict(self.tools, self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,
             variables=self.chat_template_kwargs,
             reasoning_effort=self.reasoning_effort,

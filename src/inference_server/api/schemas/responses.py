@@ -1,16 +1,18 @@
 """Body of `/v1/responses`: a text, or a whole conversation as items. Nothing is kept here that a request could refer to."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from inference_server.api.schemas.base import RequestBody
 from inference_server.api.schemas.chat import ReasoningEffort, TemplateVariables
 from inference_server.api.schemas.sampling import INT32, Label, SamplingBody
-from inference_server.api.schemas.tools import ToolChoice, Tools, offered
+from inference_server.api.schemas.structured import TextFormat
+from inference_server.api.schemas.tools import ToolChoice, Tools, check_choice, forced, offered, strict
 from inference_server.core.errors import UnsupportedParameterError
 from inference_server.core.generation import ChatPrompt
+from inference_server.core.grammar import GrammarSpec
 
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 
@@ -87,20 +89,8 @@ class Reasoning(RequestBody):
     effort: ReasoningEffort | None = None
 
 
-class TextFormat(RequestBody):
-    type: Literal["text"]
-
-
 class TextConfig(RequestBody):
     format: TextFormat | None = None
-
-    @field_validator("format", mode="before")
-    @classmethod
-    def _no_json(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if kind in ("json_object", "json_schema"):
-            raise UnsupportedParameterError(f"the text format '{kind}' is not supported", param="text")
-        return value
 
 
 class EventOptions(RequestBody):
@@ -124,6 +114,19 @@ class ResponsesBody(SamplingBody):
     chat_template_kwargs: TemplateVariables = Field({})
     user: str = ""
 
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _choice_as_in_a_chat(cls, value: Any) -> Any:
+        """A function is chosen by its name, which is flat here as well."""
+        return _nested(value)
+
+    @model_validator(mode="after")
+    def _may_choose(self) -> Self:
+        check_choice(self.tools, self.tool_choice)
+        if self.structured_outputs is not None and self.text.format is not None and self.text.format.type != "text":
+            raise ValueError("text.format and structured_outputs exclude each other")
+        return self
+
     @field_validator("tools", mode="before")
     @classmethod
     def _as_in_a_chat(cls, value: Any) -> Any:
@@ -134,12 +137,17 @@ class ResponsesBody(SamplingBody):
         fields = super().sampling_fields()
         return fields if self.max_output_tokens is None else fields | {"max_tokens": self.max_output_tokens}
 
+    def grammar(self) -> GrammarSpec | None:
+        return super().grammar() or (self.text.format.grammar() if self.text.format else None)
+
     def prompt(self) -> ChatPrompt:
         instructions = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         said = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else _messages(self.input)
         return ChatPrompt(
             instructions + said,
             tools=offered(self.tools, self.tool_choice),
+            forced_calls=forced(self.tools, self.tool_choice),
+            strict_calls=strict(self.tools, self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,
             variables=self.chat_template_kwargs,
             reasoning_effort=self.reasoning.effort,

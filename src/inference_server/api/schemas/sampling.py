@@ -5,6 +5,8 @@ from typing import Annotated, Any, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from inference_server.api.schemas.base import RequestBody
+from inference_server.api.schemas.structured import ResponseFormat, StructuredOutputs
+from inference_server.core.grammar import GrammarSpec
 
 MAX_STOP_STRINGS = 16
 MAX_CHOICES = 128
@@ -40,6 +42,7 @@ class SamplingBody(RequestBody):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
     stream: bool = False
     priority: int = Field(0, ge=-INT32, lt=INT32)
     cache_salt: Label = ""
@@ -58,6 +61,10 @@ class SamplingBody(RequestBody):
         if len({int(key) for key in value}) < len(value):
             raise ValueError("a token id is named twice")
         return value
+
+    def grammar(self) -> GrammarSpec | None:
+        """What the answer must fit; None for any text."""
+        return self.structured_outputs.grammar() if self.structured_outputs else None
 
     def sampling_fields(self) -> dict[str, Any]:
         """The fields of `GenerationRequest` that have the same meaning on every route."""
@@ -79,6 +86,7 @@ class SamplingBody(RequestBody):
             "include_stop": self.include_stop_str_in_output,
             "ignore_eos": self.ignore_eos,
             "skip_special_tokens": self.skip_special_tokens,
+            "grammar": self.grammar(),
             "priority": self.priority,
             "cache_salt": self.cache_salt,
         }
@@ -97,6 +105,7 @@ class OpenAIBody(SamplingBody):
     model: Label | None = None
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     user: str = ""
+    response_format: ResponseFormat | None = None
     return_token_ids: bool = False
     stream_options: StreamOptions | None = None
 
@@ -105,6 +114,15 @@ class OpenAIBody(SamplingBody):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only allowed when stream is true")
         return self
+
+    @model_validator(mode="after")
+    def _one_grammar(self) -> Self:
+        if self.structured_outputs is not None and self.response_format is not None and self.response_format.type != "text":
+            raise ValueError("response_format and structured_outputs exclude each other")
+        return self
+
+    def grammar(self) -> GrammarSpec | None:
+        return super().grammar() or (self.response_format.grammar() if self.response_format else None)
 
     def sampling_fields(self) -> dict[str, Any]:
         return super().sampling_fields() | {"n": self.n}

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from inference_server.api.schemas.base import RequestBody
-from inference_server.core.errors import UnsupportedParameterError
+from inference_server.core.errors import InvalidRequestError, UnsupportedParameterError
 
 MAX_TOOLS = 128
 MAX_SCHEMA_DEPTH = 32
@@ -58,11 +58,12 @@ def _check(schema: Any, path: str, depth: int) -> None:
 
 
 class Function(RequestBody):
-    """parameters: a JSON schema, shown to the model and not enforced; so `strict` is refused. Without them, the function has none."""
+    """parameters: a JSON schema, shown to the model. Without them, the function has none. strict: enforces them, as a forced call does."""
 
     name: FunctionName
     description: str | None = None
     parameters: Annotated[dict[str, Any], AfterValidator(_object_schema)] = _NO_PARAMETERS
+    strict: bool = False
 
 
 class Tool(RequestBody):
@@ -83,16 +84,17 @@ def _different_names(tools: list[Tool]) -> list[Tool]:
     return tools
 
 
-def _no_forced_call(value: Any) -> Any:
-    if value == "required" or isinstance(value, dict):
-        raise UnsupportedParameterError(
-            "the parameter 'tool_choice' is not supported with values other than 'none' and 'auto'", param="tool_choice"
-        )
-    return value
+class FunctionChoice(RequestBody):
+    name: FunctionName
+
+
+class NamedChoice(RequestBody):
+    type: Literal["function"]
+    function: FunctionChoice
 
 
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(_different_names), BeforeValidator(_functions_only)]
-ToolChoice = Annotated[Literal["none", "auto"], BeforeValidator(_no_forced_call)]
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 
 
 class CalledFunction(RequestBody):
@@ -108,6 +110,27 @@ class ToolCall(RequestBody):
     function: CalledFunction
 
 
-def offered(tools: Sequence[Tool], choice: str) -> Sequence[Mapping[str, Any]]:
+def check_choice(tools: Sequence[Tool], choice: ToolChoice) -> None:
+    """Raises InvalidRequestError for a choice of what is not there."""
+    names = [tool.function.name for tool in tools]
+    if isinstance(choice, NamedChoice) and choice.function.name not in names:
+        raise InvalidRequestError(f"there is no tool '{choice.function.name}'", param="tool_choice")
+    if choice == "required" and not names:
+        raise InvalidRequestError("a call is required, and there are no tools", param="tool_choice")
+
+
+def offered(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Mapping[str, Any]]:
     """The tools as the chat template gets them. With `none` the model does not see them, and so calls none."""
-    return [] if choice == "none" else [tool.model_dump(exclude_none=True) for tool in tools]
+    return [] if choice == "none" else [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]
+
+
+def strict(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[str]:
+    """The names of the functions whose arguments must fit."""
+    return [] if choice == "none" else [tool.function.name for tool in tools if tool.function.strict]
+
+
+def forced(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[str]:
+    """The names of the functions of which the answer must call one; empty where it need not."""
+    if isinstance(choice, NamedChoice):
+        return [choice.function.name]
+    return [tool.function.name for tool in tools] if choice == "required" else []

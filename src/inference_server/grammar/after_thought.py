@@ -1,0 +1,40 @@
+"""`AfterThought`: a grammar that waits until the model has thought."""
+
+from inference_server.core.grammar import Constraint
+
+
+class AfterThought:
+    """A `Constraint` whose answer may begin with a thought, which is free, between two tokens; then `answer` applies.
+
+    in_thought: the prompt has opened the thought. Otherwise the model may open one as its first token, or not.
+    """
+
+    def __init__(self, answer: Constraint, opener: int, closer: int, in_thought: bool) -> None:
+        self._answer = answer
+        self._opener = opener
+        self._closer = closer
+        self._at_start = not in_thought
+        self._in_thought = in_thought
+
+    @property
+    def mask(self) -> bytes | None:
+        if self._in_thought:
+            return None
+        mask = self._answer.mask
+        if not self._at_start or mask is None:
+            return mask
+        index, bit = divmod(self._opener, 8)
+        return mask[:index] + bytes([mask[index] | 1 << bit]) + mask[index + 1 :]
+
+    @property
+    def finished(self) -> bool:
+        return not self._in_thought and self._answer.finished
+
+    def advance(self, token_id: int, num_left: int) -> None:
+        if self._in_thought:
+            self._in_thought = token_id != self._closer
+        elif self._at_start and token_id == self._opener:
+            self._in_thought = True
+        else:
+            self._answer.advance(token_id, num_left)
+        self._at_start = False

@@ -1,0 +1,71 @@
+"""A real Prometheus for a test: the project's own configuration but for its target and intervals, in a folder of its own."""
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+import yaml
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    client: httpx.Client
+
+    def api(self, path: str, **params: str) -> dict[str, Any]:
+        """`data` of a successful answer; what Prometheus says of a bad expression fails the test."""
+        answer = self.client.get(f"/api/v1/{path}", params=params).json()
+        assert answer["status"] == "success", (params, answer)
+        return answer["data"]
+
+    def values(self, expression: str) -> list[float]:
+        return [float(sample["value"][1]) for sample in self.api("query", query=expression)["result"]]
+
+
+def eventually(condition: Callable[[], Found], limit_s: float = 30.0) -> Found:
+    """What `condition` returns as soon as it is true; Prometheus scrapes and evaluates in its own time."""
+    end = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < end, condition
+        time.sleep(0.1)
+    return found
+
+
+@contextmanager
+def scraping(binary: str, monitoring: Path, url: str, folder: Path) -> Iterator[Prometheus]:
+    """Prometheus with the configuration and rules of `monitoring`, which scrapes the server at `url` every second."""
+    config = yaml.safe_load((monitoring / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["rule_files"] = [str(monitoring / name) for name in config["rule_files"]]
+    (scrape,) = config["scrape_configs"]
+    scrape["static_configs"] = [{"targets": [urlsplit(url).netloc]}]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    options = {"config.file": folder / "prometheus.yml", "storage.tsdb.path": folder / "data", "web.listen-address": address}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([binary, *(f"--{key}={value}" for key, value in options.items())], stdout=log, stderr=log)
+    try:
+        with httpx.Client(base_url=f"http://{address}", timeout=20, trust_env=False) as client:
+            eventually(lambda: _is_ready(client, process, folder / "log"))
+            yield Prometheus(client)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _is_ready(client: httpx.Client, process: subprocess.Popen[bytes], log: Path) -> bool:
+    assert process.poll() is None, log.read_text()
+    try:
+        return client.get("/-/ready").status_code == 200
+    except httpx.TransportError:
+        return False
