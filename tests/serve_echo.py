@@ -30,7 +30,7 @@ def load(settings: Settings) -> LoadedModel:
     return load_echo(settings, backend)
 
 
-def die(step: StepResult) -> None:
+def die(step: StepResult, masks: object = None) -> None:
     raise MemoryError("a failure that is not the step's own")
 
 
