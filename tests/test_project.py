@@ -120,3 +120,8 @@ def test_the_engine_and_all_it_stands_on_load_no_torch(package: str) -> None:
 def test_no_module_but_config_reads_the_environment() -> None:
     sources = [path for path in (ROOT / "src").rglob("*.py") if path.name != "config.py"]
     assert [str(path) for path in sources if re.search(r"os\.(environ|getenv)", path.read_text())] == []
+
+
+def test_every_script_is_listed() -> None:
+    listed = (ROOT / "scripts" / "README.md").read_text()
+    assert [path.name for path in (ROOT / "scripts").rglob("*.py") if path.name not in listed] == []

@@ -1,20 +1,21 @@
 """One prompt through the custom backend in this process, without a server: its tokens, and what they took.
 
     python scripts/tools/smoke_custom.py                                             # the embedded model
-    python scripts/tools/smoke_custom.py --prompt "2 + 2 =" --max-tokens 8 -- --model-name /models/e2b --load-format dummy --device cuda
+    PYTHONPATH=src python scripts/tools/smoke_custom.py --model FOLDER --load-format dummy --device cuda # a config.json is enough
 
-What follows `--` are flags of the server. Greedy; with random weights the tokens mean nothing, but every part of the engine has run.
+Needs torch and what reads weights and tokenizers, no web framework. Greedy; with random weights the tokens mean nothing, but every part
+of the engine has run.
 """
 
 import argparse
 import time
+from pathlib import Path
 
-from inference_server.config import Settings
-from inference_server.core.options import EngineOptions
+from inference_server.core.options import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.engine.engine import Engine
-from inference_server.server import load_model
+from inference_server.engine.model_loader import ModelLoader
 
 
 def run(engine: Engine, prompt: list[int], max_tokens: int) -> tuple[list[int], list[float]]:
@@ -34,10 +35,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt", default="The capital of France is")
     parser.add_argument("--max-tokens", type=int, default=16)
-    parser.add_argument("flags", nargs="*", help="of the server, after --")
+    parser.add_argument("--model", default="embedded", help="embedded, a folder, a .gguf file or a Hugging Face id")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
+    parser.add_argument("--num-blocks", type=int, default=1024, help="of the KV pool")
+    parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/inference-server"), help="of converted weights")
     args = parser.parse_args()
-    settings = Settings.from_cli(["--backend", "custom", *args.flags])
-    engine = Engine(lambda: load_model(settings), EngineOptions())
+    options = ModelOptions(
+        args.model, None, args.cache_dir.expanduser(), backend="custom", device=args.device, load_format=args.load_format
+    )
+    loader = ModelLoader(options, CacheOptions(num_blocks=args.num_blocks), SchedulerOptions())
+    engine = Engine(loader.load, EngineOptions())
     begin = time.perf_counter()
     model = engine.load()
     spec = model.spec

@@ -139,8 +139,8 @@ def test_one_prompt_through_the_custom_backend(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(sys, "path", [str(ROOT / "scripts" / "tools"), *sys.path])
     import smoke_custom
 
-    flags = ("--model-name", str(folder), "--load-format", "dummy", "--device", "cpu", "--kv-cache-num-blocks", "16")
-    monkeypatch.setattr(sys, "argv", ["smoke_custom", "--prompt", "hello", "--max-tokens", "5", "--", *flags])
+    flags = ("--model", str(folder), "--load-format", "dummy", "--device", "cpu", "--num-blocks", "16")
+    monkeypatch.setattr(sys, "argv", ["smoke_custom", "--prompt", "hello", "--max-tokens", "5", *flags])
     smoke_custom.main()
     first, *_, tokens, _, steps = capsys.readouterr().out.splitlines()
     assert first.startswith("Qwen3ForCausalLM")

@@ -101,7 +101,8 @@ def test_sessions_report_first_token_and_gaps(user_class: Any) -> None:
     answers = names.count("end to end")
     assert user.client.failures == []
     assert 6 < answers < 18, "both kinds of session"
-    assert (names.count("TTFT"), names.count("ITL")) == (answers, 7 * answers)
+    assert names.count("TTFT") == answers
+    assert answers < names.count("ITL") <= 7 * answers, "a slow reader gets several tokens in an event"
     assert all(row["response_time"] > 0 and row["request_type"] == "SSE" for row in rows)
     assert f'request_success_total{{finished_reason="length",model_name="test/echo"}} {answers}.0' in sent
 
