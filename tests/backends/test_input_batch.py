@@ -34,9 +34,7 @@ def build(batch: InputBatch, *rows: tuple[ScheduledRequest, int, int, bool], sha
         plan.add(*row)
     exact = StepShape(plan.num_tokens, len(plan), only_singles=plan.num_tokens == len(plan))
     batch.stage(plan, shape or exact)
-    starts = [sum(plan.num_new_tokens[:i]) for i in range(len(plan) + 1)]
-    lengths = [start + count for start, count in zip(plan.starts, plan.num_new_tokens, strict=True)]
-    inputs = batch.inputs(shape) if shape else batch.inputs(exact, starts, lengths)
+    inputs = batch.inputs(shape) if shape else batch.inputs(exact, plan)
     batch.place(inputs)
     return inputs
 
