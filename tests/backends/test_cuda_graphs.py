@@ -59,6 +59,19 @@ def test_captured_steps_give_the_tokens_of_eager_ones_and_of_the_reference(folde
 
 
 @pytest.mark.gpu
+def test_steps_that_few_or_many_rows_sample_from_are_captured_too(folder: Path) -> None:
+    """In the first, 27 rows end their prompts; with chunks prompts end one by one beside rows that decode."""
+    prompts = [[n + 1, *prompt] for n in range(3) for prompt in PROMPTS]
+    expected = PagedDriver(folder, num_blocks=600, max_batch_size=32).generate(prompts, NEW_TOKENS)
+    for chunk in (1000, 30):
+        captured = PagedDriver(folder, device="cuda", num_blocks=600, max_batch_size=32)
+        warm_up = captured.backend.graph_hits[1]
+        assert captured.generate(prompts, NEW_TOKENS, chunk=chunk) == expected
+        replayed, forwards = captured.backend.graph_hits
+        assert replayed == forwards - warm_up
+
+
+@pytest.mark.gpu
 def test_steps_above_the_largest_size_are_eager(folder: Path) -> None:
     expected = PagedDriver(folder).generate(PROMPTS, NEW_TOKENS)
     driver = PagedDriver(folder, device="cuda", cuda_graph_sizes=(1, 4), max_batched_tokens=64)

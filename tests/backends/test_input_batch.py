@@ -1,5 +1,7 @@
 """The inputs of a step, against what the plan says, and that a slot's tables follow its tenant."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from inference_server.core.plan import StepPlan
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.kernels import reference
+from inference_server.kernels.step_rows import StepRows
 
 BLOCK = 4
 NEWEST = torch.tensor([100, 101, 102, 103, 104])  # the last one is the padding's
@@ -27,16 +30,19 @@ def make(tokens: list[int], slot: int, *tables: list[int]) -> ScheduledRequest:
     return ScheduledRequest(str(slot), tokens, SamplingParams(), 0.0, slot=slot, block_tables=[BlockTable(ids) for ids in tables])
 
 
-def build(batch: InputBatch, *rows: tuple[ScheduledRequest, int, int, bool], shape: StepShape | None = None) -> ModelInputs:
+def build(
+    batch: InputBatch,
+    *rows: tuple[ScheduledRequest, int, int, bool],
+    shape: StepShape | None = None,
+    num_sampled: int | None = None,
+) -> ModelInputs:
     """The inputs of these rows, at the shape of a captured forward if one is given."""
     plan = StepPlan(0)
     for row in rows:
         plan.add(*row)
-    exact = StepShape(plan.num_tokens, len(plan), only_singles=plan.num_tokens == len(plan))
+    exact = StepShape(plan.num_tokens, len(plan), plan.num_tokens == len(plan), num_sampled)
     batch.stage(plan, shape or exact)
-    starts = [sum(plan.num_new_tokens[:i]) for i in range(len(plan) + 1)]
-    lengths = [start + count for start, count in zip(plan.starts, plan.num_new_tokens, strict=True)]
-    inputs = batch.inputs(shape) if shape else batch.inputs(exact, starts, lengths)
+    inputs = batch.inputs(shape) if shape else batch.inputs(exact, plan)
     batch.place(inputs)
     return inputs
 
@@ -84,6 +90,41 @@ def test_padding_computes_nothing_beside_longer_rows(batch: InputBatch) -> None:
     assert inputs.sampled_tokens.tolist() == [2, 0, 0, 0]
     assert batch.sampled_slots.tolist() == [3, 4, 4, 4]
     assert inputs.rows.starts[-1] - inputs.rows.starts[-2] > 1
+
+
+@pytest.mark.parametrize("on_the_host", [True, False])
+def test_sampled_tokens_are_rows_of_one_token_with_all_of_their_rows_length(
+    batch: InputBatch, on_the_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound: list[tuple[StepRows, int | None]] = []
+
+    def bind(tables: torch.Tensor, rows: StepRows, window: int | None, *rest: object) -> None:
+        bound.append((rows, window))
+
+    monkeypatch.setattr(batch, "_ops", SimpleNamespace(bind_attention=bind, place_tokens=reference.place_tokens))
+    decode, unfinished = make([5, 6, 7, 8, 9], 2, [3, 4], [7, 8]), make(list(range(20, 31)), 0, [9, 10, 11], [12, 13, 14])
+    prompt = make(list(range(6)), 1, [1, 2], [1, 2])
+    captured = None if on_the_host else StepShape(16, 4, only_singles=False, num_sampled=3)
+    inputs = build(batch, (decode, 4, 1, True), (unfinished, 3, 6, False), (prompt, 0, 6, True), shape=captured, num_sampled=2)
+    sampled = inputs.metadata.sampled
+    assert sampled is not None
+    assert [group.slot_mapping.numel() for group in sampled.metadata.groups] == [0, 0]
+    (rows, _), (_, window) = (binding for binding in bound if binding[0] is not inputs.rows)
+    assert window == 6
+    padding = 0 if on_the_host else 1
+    assert sampled.indices.tolist() == [0, 12] + [0] * padding
+    assert rows.seq_lens.tolist() == [5, 6] + [1] * padding
+    assert rows.slots is not None
+    assert rows.slots.tolist() == [2, 1] + [batch.max_rows] * padding
+    assert rows.cu_seqlens_q.tolist() == rows.starts == list(range(3 + padding))
+    assert rows.num_single == 2 + padding
+    assert (rows.lengths, rows.num_decodes) == (([5, 6], 1) if on_the_host else ([64] * 3, None))
+
+
+def test_a_step_that_samples_nothing_has_no_sampled_rows(batch: InputBatch) -> None:
+    inputs = build(batch, (make(list(range(20, 31)), 0, [9, 10, 11], [12, 13, 14]), 3, 6, False), num_sampled=0)
+    assert inputs.metadata.sampled is not None
+    assert len(inputs.metadata.sampled.indices) == 0
 
 
 def test_ids_that_were_not_collected_come_from_the_device(batch: InputBatch) -> None:

@@ -6,7 +6,7 @@ mappings and the ids that never left the device are worked out there (`place_tok
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from inference_server.core.plan import StepPlan
 from inference_server.core.request import ScheduledRequest
 from inference_server.kernels.ops import Attention, Ops
 from inference_server.kernels.step_rows import StepRows, TokenPlaces
-from inference_server.models.attention import AttentionMetadata, GroupMetadata
+from inference_server.models.attention import AttentionMetadata, GroupMetadata, SampledTokens
 
 IntArray = NDArray[np.int64]
 
@@ -30,11 +30,15 @@ _MAX_NEW_BLOCKS = 16384  # of one step, sent beside its rows; a step with more s
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The size of a forward, padding included. only_singles: every row computes one token; else those of the padding compute none."""
+    """The size of a forward, padding included. only_singles: every row computes one token; else those of the padding compute none.
+
+    num_sampled: how many tokens the layers without KV of their own see; None for all.
+    """
 
     num_tokens: int
     num_rows: int
     only_singles: bool
+    num_sampled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ class InputBatch:
         self._num_known = np.zeros((num_groups, max_rows + 1), dtype=np.int64)  # block ids in the tables
         self._tenants: list[ScheduledRequest | None] = [None] * max_rows
         self._stays = [0] * max_rows  # the tenant's preemptions when its blocks were copied: it returns with others
-        self._token_offset = 5 * max_rows + 1
+        self._token_offset = _Sections.size(max_rows)
         self._staging = Staging(self._token_offset + max_tokens + 2 * _MAX_NEW_BLOCKS, device)
         self._places = TokenPlaces(
             torch.zeros(max_tokens, dtype=torch.int64, device=device),
@@ -90,6 +94,7 @@ class InputBatch:
             torch.zeros((num_groups, max_tokens), dtype=torch.int64, device=device),
         )
         self.newest_ids = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
+        self._single_starts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
 
     @property
     def sampled_slots(self) -> Tensor:
@@ -121,30 +126,48 @@ class InputBatch:
             sent = self._staging.device
             self._tables.view(-1)[sent[stop : stop + num_new]] = sent[stop + num_new : stop + 2 * num_new]
 
-    def inputs(self, shape: StepShape, starts: list[int] | None = None, lengths: list[int] | None = None) -> ModelInputs:
-        """The views that a forward of this shape reads. starts, lengths: the rows' own, where the host knows them; else bounds."""
+    def inputs(self, shape: StepShape, plan: StepPlan | None = None) -> ModelInputs:
+        """The views that a forward of this shape reads. plan: the step, where it is run at once and has no padding; else bounds do."""
         tokens, num_rows = shape.num_tokens, shape.num_rows
-        if starts is None or lengths is None:
+        if plan is None:
             starts = list(range(num_rows + 1)) if shape.only_singles else [0] * num_rows + [tokens]
             lengths = [self.max_model_len] * num_rows
             num_single = num_rows
         else:
-            num_single = sum(stop - start == 1 for start, stop in pairwise(starts))
+            starts = [0, *accumulate(plan.num_new_tokens)]
+            lengths = _lengths(plan)
+            num_single = plan.num_new_tokens.count(1)
         sections = _Sections.of(self._staging.device, self.max_rows)
         rows = StepRows(
             starts, lengths, sections.cu_seqlens[: num_rows + 1], sections.seq_lens[:num_rows], num_single, sections.slots[:num_rows]
         )
         places = TokenPlaces(self._places.input_ids[:tokens], self._places.positions[:tokens], self._places.slot_mapping[:, :tokens])
-        groups = tuple(
-            GroupMetadata(mapping, self._bind_attention(table, rows, window))
-            for mapping, table, window in zip(places.slot_mapping, self._tables, self._windows, strict=True)
-        )
+        sampled = None if shape.num_sampled is None else self._sampled(sections, shape.num_sampled, plan)
+        metadata = AttentionMetadata(self._groups(places.slot_mapping, rows), sampled)
         known_ids = self._staging.device[self._token_offset :][:tokens]
-        return ModelInputs(rows, places, known_ids, AttentionMetadata(groups), sections.sampled_tokens[:num_rows])
+        return ModelInputs(rows, places, known_ids, metadata, sections.sampled_tokens[:num_rows])
 
     def place(self, inputs: ModelInputs) -> None:
         """Work out the tokens of the staged step."""
         self._ops.place_tokens(inputs.rows, inputs.known_ids, self.newest_ids, self._tables, self._block_size, inputs.places)
+
+    def _sampled(self, sections: "_Sections", count: int, plan: StepPlan | None) -> SampledTokens:
+        """The last tokens of the sampling rows, padding included, as rows of one token each."""
+        if plan is None:
+            lengths, num_decodes = [self.max_model_len] * count, None
+        else:
+            lengths = [length for length, samples in zip(_lengths(plan), plan.samples, strict=True) if samples]
+            num_decodes = sum(samples and new == 1 for samples, new in zip(plan.samples, plan.num_new_tokens, strict=True))
+        starts, slots = self._single_starts[: count + 1], sections.sampled_slots[:count]
+        rows = StepRows(list(range(count + 1)), lengths, starts, sections.sampled_lens[:count], count, slots, num_decodes)
+        nothing_to_store = self._places.slot_mapping[:, :0]
+        return SampledTokens(sections.sampled_tokens[:count], AttentionMetadata(self._groups(nothing_to_store, rows)))
+
+    def _groups(self, slot_mapping: Tensor, rows: StepRows) -> tuple[GroupMetadata, ...]:
+        return tuple(
+            GroupMetadata(mapping, self._bind_attention(table, rows, window))
+            for mapping, table, window in zip(slot_mapping, self._tables, self._windows, strict=True)
+        )
 
     def _bind_attention(self, block_tables: Tensor, rows: StepRows, window: int | None) -> Attention:
         block_mass = self._block_mass if window is None else None
@@ -186,11 +209,16 @@ class _Sections(NamedTuple):
     slots: Any
     sampled_tokens: Any
     sampled_slots: Any
+    sampled_lens: Any
+
+    @classmethod
+    def size(cls, max_rows: int) -> int:
+        return len(cls._fields) * max_rows + 1
 
     @classmethod
     def of(cls, buffer: Any, max_rows: int) -> "_Sections":
         first = max_rows + 1
-        return cls(buffer[:first], *(buffer[first + i * max_rows : first + (i + 1) * max_rows] for i in range(4)))
+        return cls(buffer[:first], *(buffer[i : i + max_rows] for i in range(first, cls.size(max_rows), max_rows)))
 
     def write(self, shape: StepShape, slots: IntArray, counts: IntArray, ends: IntArray, samples: NDArray[np.bool_]) -> None:
         """Rows and what they sample, then padding."""
@@ -211,6 +239,13 @@ class _Sections(NamedTuple):
         self.sampled_tokens[num_sampled:] = 0
         self.sampled_slots[:num_sampled] = slots[samples]
         self.sampled_slots[num_sampled:] = null_slot
+        self.sampled_lens[:num_sampled] = ends[samples]
+        self.sampled_lens[num_sampled:] = 1
+
+
+def _lengths(plan: StepPlan) -> list[int]:
+    """Of each row, its new tokens included."""
+    return [start + count for start, count in zip(plan.starts, plan.num_new_tokens, strict=True)]
 
 
 def _token_ids(plan: StepPlan) -> list[int]:

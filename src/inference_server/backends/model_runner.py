@@ -5,7 +5,6 @@ its slot, for the forward of the next step.
 """
 
 from collections.abc import Callable, Hashable
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from inference_server.sampling.logprobs import Scores, score_prompts, scores_pro
 from inference_server.sampling.token_rows import Sampled, SamplingRows, TokenSampling
 
 _NO_GRAPHS = GraphSizes((), ())
+_FEW_SAMPLED = 16  # rows of padding are nearly free up to the kernels for few rows, and prompts mostly end one by one
 
 
 class ModelRunner:
@@ -38,17 +38,16 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> dict[int, list[Scores]]:
         """Enqueue the forward. The scores of prompt tokens, by row of the plan, where requests want them."""
         self.num_steps += 1
-        shape = None if scores_prompts(plan) else self._captured_shape(plan)  # a captured forward keeps only what is sampled from
+        scored = scores_prompts(plan)
+        shape = None if scored else self._captured_shape(plan)  # a captured forward keeps only what is sampled from
         if shape is not None and self._graphs is not None:
             self._batch.stage(plan, shape)
             self._graphs.replay(shape)
             self.num_captured_steps += 1
             return {}
-        starts = [0, *accumulate(plan.num_new_tokens)]
-        lengths = [start + count for start, count in zip(plan.starts, plan.num_new_tokens, strict=True)]
-        shape = StepShape(starts[-1], len(plan), only_singles=starts[-1] == len(plan))
+        shape = self._exact_shape(plan, drops_unsampled=self._model.drops_unsampled and not scored)
         self._batch.stage(plan, shape)
-        hidden = self._forward(self._batch.inputs(shape, starts, lengths))
+        hidden = self._forward(self._batch.inputs(shape, plan))
         return score_prompts(plan, hidden, self._model.compute_logits)
 
     def sample(self, rows: SamplingRows) -> Sampled:
@@ -60,7 +59,7 @@ class ModelRunner:
         """Capture forwards and choices of these sizes. Call it after a first step."""
         assert self._hidden is not None, "a forward comes first"
         graphs, max_rows = CudaGraphPool(), self._batch.max_rows
-        shapes = [StepShape(tokens, min(tokens, max_rows), only_singles=False) for tokens in reversed(sizes.tokens)]
+        shapes = [self._mixed_shape(tokens, num_sampled) for tokens in reversed(sizes.tokens) for num_sampled in (max_rows, 0)]
         shapes += [StepShape(rows, rows, only_singles=True) for rows in reversed(sizes.rows)]
         launches: dict[Hashable, Callable[[], None]] = {shape: self._padding_forward(shape) for shape in shapes}
         launches.update(self._choice.launches(self._hidden, sizes.rows))
@@ -73,14 +72,30 @@ class ModelRunner:
             rows = fit(self._sizes.rows, num_rows)
             return None if rows is None else StepShape(rows, rows, only_singles=True)
         tokens = fit(self._sizes.tokens, num_tokens)
-        return None if tokens is None else StepShape(tokens, min(tokens, self._batch.max_rows), only_singles=False)
+        return None if tokens is None else self._mixed_shape(tokens, sum(plan.samples))
+
+    def _mixed_shape(self, num_tokens: int, num_sampled: int) -> StepShape:
+        """What is captured for steps of so many tokens, of which so many are sampled from."""
+        num_rows = min(num_tokens, self._batch.max_rows)
+        if not self._model.drops_unsampled:
+            return StepShape(num_tokens, num_rows, only_singles=False)
+        few = min(_FEW_SAMPLED, num_rows)
+        return StepShape(num_tokens, num_rows, only_singles=False, num_sampled=few if num_sampled <= few else num_rows)
+
+    def _exact_shape(self, plan: StepPlan, drops_unsampled: bool) -> StepShape:
+        only_singles = plan.num_tokens == len(plan)
+        num_sampled = sum(plan.samples) if drops_unsampled and not only_singles else None
+        return StepShape(plan.num_tokens, len(plan), only_singles, num_sampled)
 
     def _forward(self, inputs: ModelInputs) -> Tensor:
         self._batch.place(inputs)
         hidden = self._model.forward(inputs.places.input_ids, inputs.places.positions, inputs.metadata, self._kv)
         if self._hidden is None:
             self._hidden = hidden.new_zeros(self._batch.max_rows, hidden.shape[1])
-        torch.index_select(hidden, 0, inputs.sampled_tokens, out=self._hidden[: len(inputs.sampled_tokens)])
+        if inputs.metadata.sampled is None:
+            torch.index_select(hidden, 0, inputs.sampled_tokens, out=self._hidden[: len(inputs.sampled_tokens)])
+        else:
+            self._hidden[: len(hidden)] = hidden
         return hidden
 
     def _padding_forward(self, shape: StepShape) -> Callable[[], None]:

@@ -8,10 +8,11 @@ from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 
 
-def null_plan(num_tokens: Sequence[int], layout: KVLayout) -> StepPlan:
+def null_plan(num_tokens: Sequence[int], layout: KVLayout, prompt_logprobs: int | None = None) -> StepPlan:
     """Rows of so many new tokens and nothing before them, that all sample and keep their KV in the null block."""
     plan = StepPlan(step_id=-1)
+    sampling = SamplingParams(prompt_logprobs=prompt_logprobs)
     for slot, count in enumerate(num_tokens):
         tables = [BlockTable([0] * -(-count // layout.block_size)) for _ in layout.groups]
-        plan.add(ScheduledRequest("", [0] * count, SamplingParams(), 0.0, slot=slot, block_tables=tables), 0, count, samples=True)
+        plan.add(ScheduledRequest("", [0] * count, sampling, 0.0, slot=slot, block_tables=tables), 0, count, samples=True)
     return plan

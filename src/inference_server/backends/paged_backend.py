@@ -165,7 +165,8 @@ class PagedBackend:
     def _reserved_bytes(self, model: PagedModel) -> int:
         """What steps take beside weights and KV: measured by running the largest one in the null block.
 
-        Its activations count twice, for the memory of the graphs and for steps outside of graphs, which do not share any.
+        It scores its prompts, so that every token passes through every layer. Its activations count twice, for the memory of the graphs
+        and for steps outside of graphs, which do not share any.
         """
         if self._device.type != "cuda":
             return 0
@@ -174,7 +175,8 @@ class PagedBackend:
         self._prepare(layout)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
-        self._run(null_plan([min(self._options.max_batched_tokens // max_rows, model.max_model_len)] * max_rows, layout))
+        row = min(self._options.max_batched_tokens // max_rows, model.max_model_len)
+        self._run(null_plan([row] * max_rows, layout, prompt_logprobs=1))
         peak = torch.cuda.max_memory_allocated(self._device) - before
         self._runner = self._kv = None
         torch.cuda.empty_cache()

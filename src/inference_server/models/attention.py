@@ -37,6 +37,22 @@ class GroupMetadata:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """The rows of one step, which lie one after the other; those that compute a single token come first."""
+    """The rows of one step, which lie one after the other; those that compute a single token come first.
+
+    sampled: where no other tokens' hidden states are wanted. Only for a model with `drops_unsampled`.
+    """
 
     groups: tuple[GroupMetadata, ...]
+    sampled: "SampledTokens | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """The tokens that are sampled from, each the last of its row.
+
+    indices: int32 [sampled], where they lie in the flat batch. metadata: the same step as if they were all that it computes, with nothing
+    to store.
+    """
+
+    indices: Tensor
+    metadata: AttentionMetadata

@@ -78,6 +78,8 @@ class Gemma3Config:
 class Gemma3:
     """The model: token ids to hidden states, hidden states to logits."""
 
+    drops_unsampled = False
+
     def __init__(self, config: Gemma3Config, weights: Weights) -> None:
         self.config = config
         self.dtype = weights.activation_dtype

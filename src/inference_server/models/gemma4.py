@@ -122,6 +122,7 @@ class Gemma4:
 
     def __init__(self, config: Gemma4Config, weights: Weights) -> None:
         self.config = config
+        self.drops_unsampled = config.num_kv_shared_layers > 0
         self.dtype = weights.activation_dtype
         self.ops = weights.ops
         text = weights.text()
@@ -136,17 +137,33 @@ class Gemma4:
         weights.check_all_taken()
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
-        """input_ids, positions: int64 [tokens], the rows of `metadata` one after the other. Returns hidden [tokens, hidden_size]."""
-        x, update = None, self.embedding.rows(input_ids).to(self.dtype) * self.embedding_scale
-        per_layer = self.per_layer(input_ids, update) if self.per_layer else [None] * len(self.layers)
-        angles = {layer_type: rotary(positions, self.dtype) for layer_type, rotary in self.rotary.items()}
-        for layer, embedding in zip(self.layers, per_layer, strict=True):
+        """input_ids, positions: int64 [tokens], the rows of `metadata` one after the other.
+
+        Returns hidden [tokens, hidden_size], or [sampled, hidden_size] where `metadata` names the tokens that are sampled from.
+        """
+        x: Tensor | None = None
+        update = self.embedding.rows(input_ids).to(self.dtype) * self.embedding_scale
+        per_layer = self.per_layer(input_ids, update) if self.per_layer else None
+        angles = self._angles(positions)
+        for i, layer in enumerate(self.layers):
+            if i == self.config.num_own_kv_layers and x is not None and metadata.sampled is not None:
+                # What later layers read of the other tokens, keys and values, is stored by now.
+                indices, metadata = metadata.sampled.indices, metadata.sampled.metadata
+                x, update = x.index_select(0, indices), update.index_select(-2, indices)
+                if not len(x):
+                    return x
+                per_layer = None if per_layer is None else per_layer.index_select(0, indices)
+                angles = self._angles(positions.index_select(0, indices))
+            embedding = None if per_layer is None else per_layer[:, i]
             x, update = layer(x, update, embedding, angles[layer.layer_type], metadata, kv)
         return self.ops.add_norm(x, update, self.last_norm)[1]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden_size], of the tokens to sample after, to fp32 logits [rows, vocab_size]."""
         return self.embedding(hidden)
+
+    def _angles(self, positions: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        return {layer_type: rotary(positions, self.dtype) for layer_type, rotary in self.rotary.items()}
 
 
 class PerLayerEmbedding:
@@ -163,12 +180,12 @@ class PerLayerEmbedding:
         self.mix = AddNorm(norm, None, config.rms_norm_eps, scale=2**-0.5)
         self.ops = weights.ops
 
-    def __call__(self, input_ids: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        """input_ids [tokens], x: their scaled embeddings [tokens, hidden_size]. Returns [tokens, size] for every layer."""
+    def __call__(self, input_ids: Tensor, x: Tensor) -> Tensor:
+        """input_ids [tokens], x: their scaled embeddings [tokens, hidden_size]. Returns [tokens, layers, size]."""
         from_id = self.lookup(input_ids).to(x.dtype) * self.table_scale  # [tokens, layers * size]
         from_x = self.project(x) * self.projection_scale
         mixed, _ = self.ops.add_norm(from_id.view(-1, self.size), from_x.view(-1, self.size), self.mix)
-        return mixed.view_as(from_id).split(self.size, dim=1)
+        return mixed.view(len(input_ids), -1, self.size)
 
 
 class Block:
@@ -237,10 +254,10 @@ class Attention:
     ) -> tuple[Tensor, Tensor]:
         x, qkv = self.qkv.after(x, update, self.norm)  # queries alone where another layer's keys and values are read
         group = metadata.groups[kv.group_of(self.kv_layer)]
-        slots = KVSlots(kv.key(self.kv_layer), kv.value(self.kv_layer), group.slot_mapping)
-        own_slots = slots if self.owns_kv else None
-        q = self.ops.norm_rotate_store(qkv, self.head_norm, self.eps, *angles, own_slots, self.values_are_keys)
-        return x, self.out(group.attention(q, slots.key, slots.value, 1.0).flatten(1))
+        key, value = kv.key(self.kv_layer), kv.value(self.kv_layer)
+        slots = KVSlots(key, value, group.slot_mapping) if self.owns_kv else None
+        q = self.ops.norm_rotate_store(qkv, self.head_norm, self.eps, *angles, slots, self.values_are_keys)
+        return x, self.out(group.attention(q, key, value, 1.0).flatten(1))
 
 
 class ParallelExperts:

@@ -81,6 +81,8 @@ class Qwen3Config:
 class Qwen3:
     """The model: token ids to hidden states, hidden states to logits."""
 
+    drops_unsampled = False
+
     def __init__(self, config: Qwen3Config, weights: Weights) -> None:
         self.config = config
         self.dtype = weights.activation_dtype

@@ -30,7 +30,14 @@ class ModelConfig(Protocol):
 
 
 class Model(Protocol):
-    """A forward over a flat batch of tokens; shapes as in `Gemma3`."""
+    """A forward over a flat batch of tokens; shapes as in `Gemma3`.
+
+    drops_unsampled: the last layers own no KV, so that tokens nobody samples from need not pass through them, and `forward` returns hidden
+    states of `AttentionMetadata.sampled` alone where these are named.
+    """
+
+    @property
+    def drops_unsampled(self) -> bool: ...
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, kv: LayerKV) -> Tensor: ...
 
