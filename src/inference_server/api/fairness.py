@@ -5,7 +5,6 @@ import hashlib
 from fastapi import Request
 
 _BEARER = "bearer "
-_MAX_LENGTH = 256
 
 
 def fairness_key(request: Request, session: str = "") -> str:
@@ -19,4 +18,4 @@ def fairness_key(request: Request, session: str = "") -> str:
     if scheme_and_key[: len(_BEARER)].lower() == _BEARER:
         digest = hashlib.sha256(scheme_and_key[len(_BEARER) :].strip().encode()).hexdigest()
         return f"key:{digest[:12]}@{address}"
-    return f"session:{session[:_MAX_LENGTH]}" if session else f"address:{address}"
+    return f"session:{session}" if session else f"address:{address}"
