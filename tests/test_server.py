@@ -78,7 +78,7 @@ def test_the_first_signal_drains(kind: str, signum: signal.Signals) -> None:
         assert b'"finish_reason":"length"' in raw
         assert raw.endswith(b"data: [DONE]\n\n")
         output, _ = child.communicate(timeout=20)
-        assert "draining, 1 requests are open" in output
+        assert "draining; open requests: 1" in output
         assert "Traceback" not in output
 
 
