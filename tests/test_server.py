@@ -79,7 +79,7 @@ def test_the_first_signal_drains(kind: str, signum: signal.Signals) -> None:
         assert b'"finish_reason":"length"' in raw
         assert raw.endswith(b"data: [DONE]\n\n")
         output, _ = child.communicate(timeout=20)
-        assert "draining, 1 requests are open" in output
+        assert "draining; open requests: 1" in output
         assert "Traceback" not in output
         # uvicorn's own command ends by the SIGTERM that it was sent.
         assert child.returncode == (-signum if (kind, signum) == ("uvicorn", signal.SIGTERM) else 0)

@@ -109,12 +109,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def shortened(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
-    """The config with its first layers only, the last of them full; layers that share KV keep their part of the whole."""
+    """The config with its first layers only, the last of them full; layers that share KV keep their part of the whole.
+
+    The last layer with KV of its own is full too, or the last one would have nobody's to read.
+    """
     types = config.get("layer_types")
     if types is None:
         return {**config, "num_hidden_layers": num_layers}
     shared = config.get("num_kv_shared_layers", 0) * num_layers // len(types)
-    return {**config, "layer_types": [*types[: num_layers - 1], "full_attention"], "num_kv_shared_layers": shared}
+    kept = [*types[: num_layers - 1], "full_attention"]
+    kept[num_layers - shared - 1] = "full_attention"
+    return {**config, "layer_types": kept, "num_kv_shared_layers": shared}
 
 
 def main() -> None:

@@ -243,9 +243,7 @@ class Settings(BaseSettings):
     def _refuse_unavailable(self) -> Self:
         for name, available in AVAILABLE.items():
             if getattr(self, name) not in available:
-                raise ValueError(
-                    f"{name.upper()}: this version only takes {' or '.join(as_text(value) or 'no value' for value in available)}"
-                )
+                raise ValueError(f"{name.upper()} is not built yet: leave it unset")
         return self
 
     @model_validator(mode="after")

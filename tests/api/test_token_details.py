@@ -92,6 +92,7 @@ def test_an_echo_without_new_tokens(client: httpx.Client) -> None:
     choice = response["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == ("ab", "length")
     assert choice["logprobs"]["tokens"][-2:] == ["a", "b"]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 1], "the token that a text is begun with is not in it"
     assert choice["logprobs"]["top_logprobs"][-1] == {"b": -0.5}
     assert response["usage"]["completion_tokens"] == 0
 

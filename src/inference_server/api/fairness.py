@@ -5,8 +5,6 @@ from fastapi import Request
 from inference_server.api.access import bearer_token, key_name
 from inference_server.api.headers import header
 
-_MAX_LENGTH = 256
-
 
 def fairness_key(request: Request, session: str = "") -> str:
     """The API key if there is one, else the session or user that the body names, else the client's address.
@@ -19,4 +17,4 @@ def fairness_key(request: Request, session: str = "") -> str:
     address = request.client.host if request.client else ""
     if token := bearer_token(header(request.scope, b"authorization")):
         return f"{key_name(token)}@{address}"
-    return f"session:{session[:_MAX_LENGTH]}" if session else f"address:{address}"
+    return f"session:{session}" if session else f"address:{address}"

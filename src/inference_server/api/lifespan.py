@@ -87,7 +87,7 @@ class GracefulExit:
         self._drain_task = asyncio.create_task(self._drain(signum))
 
     async def _drain(self, signum: int) -> None:
-        logger.info("%s: draining, %d requests are open", signal.Signals(signum).name, self._engine.num_open)
+        logger.info("%s: draining; open requests: %d", signal.Signals(signum).name, self._engine.num_open)
         if self._simulator is not None:
             await self._simulator.stop()
         await self._engine.stop(self._drain_timeout_s)

@@ -69,13 +69,10 @@ def completion_details(body: CompletionBody, tokenizer: TokenizerLike) -> Sequen
     """For each choice of each prompt; None where the request asks for nothing."""
     if body.logprobs is None and not (body.return_token_ids or body.echo):
         return [None] * (len(body.prompts) * body.n)
+    echoes = [_as_text(prompt, tokenizer) if body.echo else None for prompt in body.prompts]
     return [
-        TokenDetails(
-            None if body.logprobs is None else CompletionLogprobs(tokenizer),
-            body.return_token_ids,
-            (prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=False)) if body.echo else None,
-        )
-        for prompt in body.prompts
+        TokenDetails(None if body.logprobs is None else CompletionLogprobs(tokenizer, echo), body.return_token_ids, echo)
+        for echo in echoes
         for _ in range(body.n)
     ]
 
@@ -99,19 +96,25 @@ class ChatLogprobs:
 
 
 class CompletionLogprobs:
-    """`{tokens, token_logprobs, top_logprobs, text_offset}`. Offsets are characters of the choice's text, going on from chunk to chunk."""
+    """`{tokens, token_logprobs, top_logprobs, text_offset}`. Offsets are characters of the choice's text, going on from chunk to chunk.
 
-    def __init__(self, tokenizer: TokenizerLike) -> None:
+    echo: the prompt as the choice's text has it. A token that the tokenizer put before it takes no room there.
+    """
+
+    def __init__(self, tokenizer: TokenizerLike, echo: str | None) -> None:
         self._tokenizer = tokenizer
+        self._echo = echo
         self._offset = 0
 
     def object(self, prompt: PromptTokens | None, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
         before = [] if prompt is None else [None, *prompt.logprobs]
         tokens = [] if prompt is None else [self._text(prompt.token_ids[0])]
         tokens += [self._text(token.token_id) for token in (*before[1:], *logprobs) if token is not None]
+        if prompt is not None and self._echo is not None and not self._echo.startswith(tokens[0]):
+            self._offset = -len(tokens[0])
         offsets = []
         for token in tokens:
-            offsets.append(self._offset)
+            offsets.append(max(self._offset, 0))
             self._offset += len(token)
         values = [*before, *logprobs]
         return {
@@ -130,6 +133,10 @@ class CompletionLogprobs:
 
     def _text(self, token_id: int) -> str:
         return self._tokenizer.token_bytes(token_id).decode(errors="replace")
+
+
+def _as_text(prompt: str | list[int], tokenizer: TokenizerLike) -> str:
+    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=False)
 
 
 def _finite(logprob: float) -> float:

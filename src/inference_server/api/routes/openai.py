@@ -1,5 +1,7 @@
 """`POST /v1/completions` and `/v1/chat/completions`."""
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
 from inference_server.api.context import Context
@@ -18,18 +20,16 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 async def completions(body: CompletionBody, request: Request, context: Context) -> Response:
     """Continue a raw text or a list of token ids, or each of several."""
     context.check_model_name(body.model)
-    generations = [
-        GenerationRequest(
-            prompt=prompt,
-            arrival_time=request.state.arrival_time,
-            default_max_tokens=DEFAULT_MAX_TOKENS,
-            client_id=request.state.client_id,
-            trace_id=request.state.trace_id,
-            fairness_key=fairness_key(request, body.user),
-            **body.sampling_fields(),
-        )
-        for prompt in body.prompts
-    ]
+    generation = partial(
+        GenerationRequest,
+        arrival_time=request.state.arrival_time,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        client_id=request.state.client_id,
+        trace_id=request.state.trace_id,
+        fairness_key=fairness_key(request, body.user),
+        **body.sampling_fields(),
+    )
+    generations = [generation(prompt=prompt) for prompt in body.prompts]
     model, created = context.options.served_model_name, int(context.wall_clock())
 
     def make(id_: str) -> CompletionFormat:

@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from inference_server.api.schemas.base import RequestBody
+from inference_server.api.schemas.base import Items, RequestBody
 from inference_server.api.schemas.sampling import INT32, MAX_LOGPROBS, OpenAIBody
 from inference_server.api.schemas.tools import ToolCall, ToolChoice, Tools, check_choice, forced, offered, strict
 from inference_server.core.errors import UnsupportedParameterError
@@ -23,10 +23,10 @@ class ChatMessage(RequestBody):
     """One turn, handed to the chat template as it is. reasoning_content: the thoughts of an earlier answer."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Items[TextPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
 
     @field_validator("content", mode="before")
@@ -59,7 +59,7 @@ class ChatCompletionBody(OpenAIBody):
     `reasoning_effort` get it as it is.
     """
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Items[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, lt=INT32)
     tools: Tools = Field([])
     tool_choice: ToolChoice = "auto"

@@ -4,12 +4,16 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from inference_server.api.schemas.base import Items
 from inference_server.api.schemas.sampling import INT32, MAX_LOGPROBS, OpenAIBody, TokenId
 
-NonEmpty = Field(min_length=1)
-Text = Annotated[str, NonEmpty]
-TokenIds = Annotated[list[TokenId], NonEmpty]
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this route alone
+MAX_PROMPTS = 2048
+
+NonEmpty = Field(min_length=1)
+Several = Field(min_length=1, max_length=MAX_PROMPTS)
+Text = Annotated[str, NonEmpty]
+TokenIds = Annotated[Items[TokenId], NonEmpty]
 
 
 class CompletionBody(OpenAIBody):
@@ -18,7 +22,7 @@ class CompletionBody(OpenAIBody):
     max_tokens 0: only what is said of the prompt.
     """
 
-    prompt: Text | TokenIds | Annotated[list[Text], NonEmpty] | Annotated[list[TokenIds], NonEmpty]
+    prompt: Text | TokenIds | Annotated[Items[Text], Several] | Annotated[Items[TokenIds], Several]
     echo: bool = False
     max_tokens: int | None = Field(None, ge=0, lt=INT32)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)

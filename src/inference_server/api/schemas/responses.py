@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from inference_server.api.schemas.base import RequestBody
+from inference_server.api.schemas.base import Items, RequestBody, at_most
 from inference_server.api.schemas.chat import ReasoningEffort, TemplateVariables
 from inference_server.api.schemas.sampling import INT32, Label, SamplingBody
 from inference_server.api.schemas.structured import TextFormat
@@ -13,6 +13,8 @@ from inference_server.api.schemas.tools import ToolChoice, Tools, check_choice, 
 from inference_server.core.errors import UnsupportedParameterError
 from inference_server.core.generation import ChatPrompt
 from inference_server.core.grammar import GrammarSpec
+
+MAX_METADATA = 16
 
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 
@@ -34,7 +36,7 @@ def _texts_only(value: Any) -> Any:
     return value
 
 
-Content = Annotated[str | list[Part], BeforeValidator(_texts_only)]
+Content = Annotated[str | Items[Part], BeforeValidator(_texts_only)]
 
 
 class Item(RequestBody):
@@ -66,7 +68,7 @@ class ResultItem(Item):
 class ReasoningItem(Item):
     type: Literal["reasoning"]
     summary: list[Any] = Field([])
-    content: list[Part] = Field([])
+    content: Items[Part] = Field([])
 
 
 def _kind(item: Any) -> str | None:
@@ -100,7 +102,7 @@ class EventOptions(RequestBody):
 class ResponsesBody(SamplingBody):
     """The sampling parameters that OpenAI's route does not know are this server's, as on the other routes."""
 
-    input: Annotated[str, Field(min_length=1)] | Annotated[list[InputItem], Field(min_length=1)]
+    input: Annotated[str, Field(min_length=1)] | Annotated[Items[InputItem], Field(min_length=1)]
     model: Label | None = None
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=INT32)
@@ -109,10 +111,10 @@ class ResponsesBody(SamplingBody):
     parallel_tool_calls: bool = True
     reasoning: Reasoning = Reasoning()
     text: TextConfig = TextConfig()
-    metadata: dict[str, str] = Field({}, max_length=16)
+    metadata: Annotated[dict[str, str], at_most(MAX_METADATA)] = Field({})
     stream_options: EventOptions | None = None
     chat_template_kwargs: TemplateVariables = Field({})
-    user: str = ""
+    user: Label = ""
 
     @field_validator("tool_choice", mode="before")
     @classmethod

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from inference_server.api.schemas.base import RequestBody
+from inference_server.api.schemas.base import Items, RequestBody, at_most
 from inference_server.api.schemas.structured import ResponseFormat, StructuredOutputs
 from inference_server.core.grammar import GrammarSpec
 
@@ -19,6 +19,7 @@ INT64 = 2**63
 
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0, lt=INT32)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 Label = Annotated[str, StringConstraints(max_length=256)]
 
 
@@ -34,11 +35,11 @@ class SamplingBody(RequestBody):
     presence_penalty: float = Field(0, ge=-2, le=2)
     frequency_penalty: float = Field(0, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field({}, max_length=MAX_TOKEN_RULES)
-    allowed_token_ids: list[TokenId] = Field([], max_length=MAX_ALLOWED_TOKENS)
+    logit_bias: Annotated[dict[str, Bias], at_most(MAX_TOKEN_RULES)] = Field({})
+    allowed_token_ids: Items[TokenId] = Field([], max_length=MAX_ALLOWED_TOKENS)
     min_tokens: int = Field(0, ge=0, lt=INT32)
-    stop: list[StopString] = Field([], max_length=MAX_STOP_STRINGS)
-    stop_token_ids: list[TokenId] = Field([], max_length=MAX_TOKEN_RULES)
+    stop: Items[StopString] = Field([], max_length=MAX_STOP_STRINGS)
+    stop_token_ids: Items[TokenId] = Field([], max_length=MAX_TOKEN_RULES)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -104,7 +105,7 @@ class OpenAIBody(SamplingBody):
 
     model: Label | None = None
     n: int = Field(1, ge=1, le=MAX_CHOICES)
-    user: str = ""
+    user: Label = ""
     response_format: ResponseFormat | None = None
     return_token_ids: bool = False
     stream_options: StreamOptions | None = None

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from inference_server.api.schemas.base import RequestBody
+from inference_server.api.schemas.base import Items, RequestBody
 from inference_server.api.schemas.chat import ChatMessage, TemplateVariables, plain_messages
 from inference_server.api.schemas.sampling import Label, TokenId
 from inference_server.api.schemas.tools import Tools, offered
@@ -16,7 +16,7 @@ class TokenizeBody(RequestBody):
 
     model: Label | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    messages: Items[ChatMessage] | None = Field(None, min_length=1)
     tools: Tools = Field([])
     chat_template_kwargs: TemplateVariables = Field({})
     add_special_tokens: bool = True
@@ -34,4 +34,4 @@ class TokenizeBody(RequestBody):
 
 class DetokenizeBody(RequestBody):
     model: Label | None = None
-    tokens: list[TokenId]
+    tokens: Items[TokenId]

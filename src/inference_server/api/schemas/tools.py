@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
-from inference_server.api.schemas.base import RequestBody
+from inference_server.api.schemas.base import Items, RequestBody
 from inference_server.core.errors import InvalidRequestError, UnsupportedParameterError
 
 MAX_TOOLS = 128
@@ -93,7 +93,7 @@ class NamedChoice(RequestBody):
     function: FunctionChoice
 
 
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(_different_names), BeforeValidator(_functions_only)]
+Tools = Annotated[Items[Tool], Field(max_length=MAX_TOOLS), AfterValidator(_different_names), BeforeValidator(_functions_only)]
 ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 
 
