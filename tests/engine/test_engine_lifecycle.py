@@ -23,11 +23,6 @@ from inference_server.engine.engine import Engine, EngineState
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_a_failed_load_is_told_in_one_line() -> None:
     def load() -> None:
         raise ModelLoadError("no such model: x")
