@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from api_server import TestServer
 from echo_model import MAX_MODEL_LEN, SPEC, EchoBackend, load_echo
 
 from inference_server.config import Settings
@@ -106,6 +107,14 @@ class ScriptedBackend(EchoBackend):
             self.prompts.append(TOKENIZER.decode(request.token_ids, skip_special_tokens=False))
         answer: Sequence[int] = TOKENIZER.encode(self.answer, add_special_tokens=False)
         return answer[index] if index < len(answer) else TOKENIZER.eos_token_ids[0]
+
+
+def scripted(server: TestServer, answer: str) -> ScriptedBackend:
+    """The server's backend, which from now on answers this, and has been asked nothing."""
+    assert isinstance(server.backend, ScriptedBackend)
+    server.backend.answer = answer
+    server.backend.prompts.clear()
+    return server.backend
 
 
 def load_dialect(settings: Settings, backend: EchoBackend) -> LoadedModel:

@@ -24,11 +24,6 @@ from inference_server.engine.request_stream import RequestStream
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 async def test_streamed_text_equals_collected_text(overlap: bool) -> None:
     prompts = [f"{n}: naïve café 😀 " * (n + 1) for n in range(20)]

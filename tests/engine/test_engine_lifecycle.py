@@ -28,11 +28,6 @@ from inference_server.engine.step_pace import StepPace
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_a_failed_load_is_told_in_one_line() -> None:
     def load() -> None:
         raise ModelLoadError("no such model: x")

@@ -18,11 +18,6 @@ from inference_server.engine.loaded_model import LoadedModel
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class SlowCompiler:
     """Says in which threads it compiles, and does so once it may."""
 

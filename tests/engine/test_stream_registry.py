@@ -13,11 +13,6 @@ from inference_server.engine.stream_registry import StreamRegistry
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def read(registry: StreamRegistry, number: int, steps: int) -> list[list[OutputDelta]]:
     """The deltas that waiting readers get of `steps` quick steps, the last of them terminal."""
     streams = [RequestStream([f"r{n}"], lambda request_id: None) for n in range(number)]

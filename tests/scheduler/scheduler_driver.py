@@ -107,6 +107,14 @@ class Driver:
             self.check()
         return plan
 
+    def step_until(self, done: Callable[[], bool], limit: int = 200) -> int:
+        """How many steps it took."""
+        for count in range(limit):
+            if done():
+                return count
+            self.step()
+        raise AssertionError("never happened")
+
     def run(self, limit: int = 2000) -> None:
         """Step until nothing is left."""
         for _ in range(limit):

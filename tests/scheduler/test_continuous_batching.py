@@ -1,7 +1,5 @@
 """The scheduler by example: refill, prefill modes, time to first token, preemption, the progress guarantee, late stops."""
 
-from collections.abc import Callable
-
 import pytest
 from scheduler_driver import Driver, two_groups
 
@@ -14,14 +12,6 @@ from inference_server.core.request import FinishReason, RequestStatus, Scheduled
 
 def options(mode: PrefillMode = PrefillMode.MIXED, *, batch: int = 4, budget: int = 16, chunk: int = 8) -> SchedulerOptions:
     return SchedulerOptions(max_batch_size=batch, max_batched_tokens=budget, prefill_mode=mode, prefill_chunk_size=chunk)
-
-
-def step_until(driver: Driver, done: Callable[[], bool], limit: int = 200) -> int:
-    for count in range(limit):
-        if done():
-            return count
-        driver.step()
-    raise AssertionError("never happened")
 
 
 def tokens_of(plan: StepPlan, request: ScheduledRequest) -> int:
@@ -42,7 +32,7 @@ def test_prompts_around_block_chunk_and_budget_edges(mode: PrefillMode, overlap:
 def test_a_free_slot_is_refilled_in_the_next_step(overlap: bool) -> None:
     driver = Driver(options(batch=2), overlap=overlap)
     short, _, waiting = driver.add([1, 2], 2), driver.add([3, 4], 20), driver.add([5, 6], 4)
-    step_until(driver, lambda: short.finished)
+    driver.step_until(lambda: short.finished)
     assert waiting.status is RequestStatus.WAITING
     plan = driver.step()
     assert plan is not None and tokens_of(plan, waiting) == 2
@@ -58,7 +48,7 @@ def test_a_short_prompt_waits_for_at_most_one_chunk_of_a_long_one(mode: PrefillM
     driver.step()
     before = [request.num_computed_tokens for request in longs]
     short = driver.add([7, 7, 7], max_tokens=2)
-    step_until(driver, lambda: short.num_output_tokens == 1)
+    driver.step_until(lambda: short.num_output_tokens == 1)
     assert all(request.num_computed_tokens - count <= chunk for request, count in zip(longs, before, strict=True))
     driver.run()
 
@@ -119,7 +109,7 @@ def test_the_victim_is_the_latest_of_the_lowest_priority_and_its_text_is_the_sam
     urgent = driver.add([1] * 4, 36, priority=-1)
     first, second = driver.add([2] * 4, 36), driver.add([3] * 4, 36)
     patient = driver.add([4] * 4, 36, priority=1)
-    step_until(driver, lambda: driver.scheduler.scheduler_stats().preemptions_total > 0)
+    driver.step_until(lambda: driver.scheduler.scheduler_stats().preemptions_total > 0)
     assert patient.status is RequestStatus.PREEMPTED
     assert driver.scheduler.waiting() == [patient]
     driver.run()
@@ -132,7 +122,7 @@ def test_with_overlap_a_better_row_waits_two_steps_for_the_victim_to_come_back()
     driver = Driver(options(batch=2, budget=64), groups=two_groups(64), block_size=8, num_slabs=8, overlap=True)
     # When the first needs a block, the second can go on for 6 more steps.
     first, second = driver.add([1] * 7, 40), driver.add([2], 40)
-    step_until(driver, lambda: driver.scheduler._resting is not None)
+    driver.step_until(lambda: driver.scheduler._resting is not None)
     assert driver.scheduler._resting is second
     computed = first.num_computed_tokens
     for _ in range(3):
@@ -147,7 +137,7 @@ def test_preempted_requests_come_back_before_new_ones(overlap: bool) -> None:
     driver = Driver(options(batch=3, budget=64), groups=two_groups(64), num_slabs=10, overlap=overlap)
     driver.add([1] * 4, 24)
     second = driver.add([2] * 4, 24)
-    step_until(driver, lambda: second.num_preemptions > 0)
+    driver.step_until(lambda: second.num_preemptions > 0)
     newcomer = driver.add([3], 2)
     assert driver.scheduler.waiting() == [second, newcomer]
     driver.run()
@@ -179,7 +169,7 @@ def test_a_late_stop_drops_the_token_in_flight() -> None:
     driver = Driver(options(), overlap=True)
     request = driver.add([1, 2, 3], max_tokens=20, stop_after=4)
     other = driver.add([4, 5, 6], max_tokens=20)
-    step_until(driver, lambda: request.finished)
+    driver.step_until(lambda: request.finished)
     assert driver.in_flight and request in driver.in_flight[0][0].requests
     driver.run()
     assert request.num_output_tokens == request.num_tokens - 3 == 4

@@ -1,7 +1,6 @@
 """Requests that share one prompt: what they cost, whose tokens they get, and what becomes of them in every state of their parent."""
 
 import random
-from collections.abc import Callable
 
 import pytest
 from scheduler_driver import Driver, two_groups
@@ -23,14 +22,6 @@ def make_driver(**fields: object) -> Driver:
 
 def prompt_of(length: int) -> list[int]:
     return [(7 * i + length) % 61 for i in range(length)]
-
-
-def step_until(driver: Driver, done: Callable[[], bool], limit: int = 200) -> None:
-    for _ in range(limit):
-        if done():
-            return
-        driver.step()
-    raise AssertionError("never happened")
 
 
 def copies(driver: Driver) -> list[tuple[int, int, int]]:
@@ -65,7 +56,7 @@ def test_a_prompt_is_computed_once_whatever_its_length(window: int, mode: Prefil
 def test_four_choices_cost_one_prompt_and_four_tails(length: int, num_blocks: int, overlap: bool, eviction: LRU | None) -> None:
     driver = make_driver(groups=FULL_ONLY, overlap=overlap, eviction=eviction)
     group = driver.add_group(prompt_of(length), [4] * 4)
-    step_until(driver, lambda: all(request.status is RequestStatus.RUNNING for request in group))
+    driver.step_until(lambda: all(request.status is RequestStatus.RUNNING for request in group))
     # The parent, whose first token came with its prompt, is one token ahead.
     assert driver.pool.num_used(0) == num_blocks
     tables = [request.block_tables[0].block_ids for request in group]
@@ -78,7 +69,7 @@ def test_four_choices_cost_one_prompt_and_four_tails(length: int, num_blocks: in
 def test_window_blocks_are_shared_too() -> None:
     driver = make_driver(groups=two_groups(8))
     group = driver.add_group(prompt_of(18), [3] * 4)
-    step_until(driver, lambda: all(request.status is RequestStatus.RUNNING for request in group))
+    driver.step_until(lambda: all(request.status is RequestStatus.RUNNING for request in group))
     # The next token of each, at 18, reads from 11 on: blocks 2 and 3 and a tail.
     assert (driver.pool.num_used(0), driver.pool.num_used(1)) == (4 + 4, 2 + 4)
     driver.run()
@@ -205,7 +196,7 @@ def test_memory_too_short_for_the_children(eviction: LRU | None, overlap: bool, 
 def test_a_child_added_after_its_parent_has_answered_is_a_request_of_its_own() -> None:
     driver = make_driver(eviction=LRU())
     parent = driver.add(prompt_of(14), 9)
-    step_until(driver, lambda: parent.num_output_tokens == 2)
+    driver.step_until(lambda: parent.num_output_tokens == 2)
     child = driver.add(prompt_of(14), 9, parent=parent)
     driver.run()
     late = driver.add(prompt_of(14), 9, parent=parent)

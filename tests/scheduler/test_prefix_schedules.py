@@ -1,7 +1,6 @@
 """The prefix cache under the scheduler: what counts as a hit, who waits for what, and chats that take turns."""
 
 import random
-from collections.abc import Callable
 
 import pytest
 from random_schedules import GEMMA_GROUPS
@@ -18,14 +17,6 @@ OPTIONS = SchedulerOptions(max_batch_size=4, max_batched_tokens=16, prefill_chun
 
 def cached_driver(*, overlap: bool = False, num_slabs: int = 64, window: int = 8, options: SchedulerOptions = OPTIONS) -> Driver:
     return Driver(options, groups=two_groups(window), num_slabs=num_slabs, overlap=overlap, eviction=LRU())
-
-
-def step_until(driver: Driver, done: Callable[[], bool], limit: int = 200) -> None:
-    for _ in range(limit):
-        if done():
-            return
-        driver.step()
-    raise AssertionError("never happened")
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -83,7 +74,7 @@ def test_cancelling_one_sharer_leaves_the_other_alone(overlap: bool) -> None:
 def test_what_a_preempted_request_finds_again_is_no_hit(overlap: bool) -> None:
     driver = cached_driver(overlap=overlap, num_slabs=16, window=64, options=SchedulerOptions(max_batch_size=4, max_batched_tokens=64))
     requests = [driver.add([i] * 8, max_tokens=36) for i in range(4)]
-    step_until(driver, lambda: any(request.status is RequestStatus.PREEMPTED for request in requests))
+    driver.step_until(lambda: any(request.status is RequestStatus.PREEMPTED for request in requests))
     driver.run()
     stats = driver.scheduler.cache_stats()
     assert [request.num_cached_tokens for request in requests] == [0] * 4
@@ -95,7 +86,7 @@ def test_a_preempted_request_resumes_through_the_cache() -> None:
     driver = cached_driver()
     request = driver.add([1] * 20, max_tokens=8)
     driver.add([2] * 4, max_tokens=8)
-    step_until(driver, lambda: request.num_output_tokens == 3)
+    driver.step_until(lambda: request.num_output_tokens == 3)
     driver.scheduler._preempt(request)
     driver.check()
     driver.plans.clear()
@@ -144,7 +135,7 @@ def test_a_held_request_is_looked_up_again_when_its_prefix_has_grown() -> None:
     beginning = [1] * 36
     first = driver.add([*beginning, 5], max_tokens=20)
     second = driver.add([*beginning, 6], max_tokens=4)
-    step_until(driver, lambda: second.finished)
+    driver.step_until(lambda: second.finished)
     assert not first.finished and second.num_cached_tokens > 0
 
 
@@ -216,7 +207,7 @@ def test_chats_that_take_turns_find_their_prefixes() -> None:
 def test_blocks_out_of_the_window_are_not_in_use() -> None:
     driver = Driver(OPTIONS, groups=GEMMA_GROUPS, block_size=4, num_slabs=400, eviction=LRU())
     request = driver.add([1] * 200, max_tokens=4)
-    step_until(driver, lambda: request.status is RequestStatus.RUNNING)
+    driver.step_until(lambda: request.status is RequestStatus.RUNNING)
     full, window = (driver.pool.layout.block_bytes(group) for group in (0, 1))
     # The last chunk of 8 tokens reads 63 tokens back: 71 tokens, in at most 18 blocks.
     assert driver.scheduler.cache_stats().used_bytes <= 50 * full + 19 * window

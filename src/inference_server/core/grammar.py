@@ -70,6 +70,6 @@ class Constraint(Protocol):
 
 
 class CompiledGrammar(Protocol):
-    """Immutable, so that any number of generations may start from it."""
+    """Any number of generations may start from it, at any time."""
 
     def start(self) -> Constraint: ...

@@ -106,8 +106,7 @@ class CacheStats:
     """A snapshot of the block pool, in bytes and in blocks of the first layer group.
 
     used: referenced by running requests; pinned: those of them that the prefix cache has too; cached: reusable, unreferenced;
-    free: neither. hit and miss: prompt tokens that the
-    prefix cache had, or had not, each counted once, at first admission.
+    free: neither. hit and miss: prompt tokens that the prefix cache had, or had not, each counted once, at first admission.
     """
 
     total_blocks: int = 0

@@ -1,4 +1,5 @@
-"""`GrammarCompiler`: from what a client asks for to a grammar over this model's tokens, by llguidance,
+"""`GrammarCompiler`: from what a client asks for to a grammar over this model's tokens, by llguidance.
+
 Masks are computed token by token while an answer is made, so compiling builds no automaton that a small schema could blow up; each
 stage has limits on work and states, beyond which it fails and nothing else does.
 """

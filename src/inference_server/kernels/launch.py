@@ -13,9 +13,8 @@ import torch
 
 TABLE_PATH = Path(__file__).with_name("launch_table.json")
 
-Table = dict[
-    str, dict[str, list[int] | None]
-]  # card: {"operation NxK": fields of LaunchConfig, or null where the way without the kernel was faster}
+Table = dict[str, dict[str, list[int] | None]]
+"""card: {"operation NxK": fields of LaunchConfig, or null where the way without the kernel was faster}"""
 
 
 @dataclass(frozen=True, slots=True)

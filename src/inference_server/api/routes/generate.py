@@ -3,11 +3,10 @@
 from fastapi import APIRouter, Request, Response
 
 from inference_server.api.context import Context
-from inference_server.api.fairness import fairness_key
 from inference_server.api.formats.native import NativeFormat
-from inference_server.api.generation import respond
+from inference_server.api.generation import generation_of, respond
 from inference_server.api.schemas.native import GenerateBody, GenerateResponse
-from inference_server.core.generation import ChatPrompt, GenerationRequest
+from inference_server.core.generation import ChatPrompt
 
 router = APIRouter(tags=["generation"])
 
@@ -15,14 +14,10 @@ router = APIRouter(tags=["generation"])
 @router.post("/generate", response_model=GenerateResponse)
 async def generate(body: GenerateBody, request: Request, context: Context) -> Response:
     """Answer one text, as JSON or as a stream of events."""
-    arrival_time: float = request.state.arrival_time
-    generation = GenerationRequest(
-        prompt=ChatPrompt([{"role": "user", "content": body.text}], variables=body.chat_template_kwargs, param="text"),
-        arrival_time=arrival_time,
-        client_id=request.state.client_id,
-        trace_id=request.state.trace_id,
-        session_id=body.session_id,
-        fairness_key=fairness_key(request, body.session_id),
-        **body.sampling_fields(),
-    )
-    return await respond(request, context, [generation], lambda id_: NativeFormat(id_, arrival_time, context.clock), body.stream)
+    prompt = ChatPrompt([{"role": "user", "content": body.text}], variables=body.chat_template_kwargs, param="text")
+    generation = generation_of(request, body, prompt, body.session_id, session_id=body.session_id)
+
+    def make(id_: str) -> NativeFormat:
+        return NativeFormat(id_, generation.arrival_time, context.clock)
+
+    return await respond(request, context, [generation], make, body.stream)

@@ -1,17 +1,13 @@
 """`POST /v1/completions` and `/v1/chat/completions`."""
 
-from functools import partial
-
 from fastapi import APIRouter, Request, Response
 
 from inference_server.api.context import Context
-from inference_server.api.fairness import fairness_key
 from inference_server.api.formats.openai import ChatFormat, CompletionFormat
 from inference_server.api.formats.token_details import chat_details, completion_details
-from inference_server.api.generation import respond
+from inference_server.api.generation import generation_of, respond
 from inference_server.api.schemas.chat import ChatCompletionBody
 from inference_server.api.schemas.completions import DEFAULT_MAX_TOKENS, CompletionBody
-from inference_server.core.generation import GenerationRequest
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -20,16 +16,7 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 async def completions(body: CompletionBody, request: Request, context: Context) -> Response:
     """Continue a raw text or a list of token ids, or each of several."""
     context.check_model_name(body.model)
-    generation = partial(
-        GenerationRequest,
-        arrival_time=request.state.arrival_time,
-        default_max_tokens=DEFAULT_MAX_TOKENS,
-        client_id=request.state.client_id,
-        trace_id=request.state.trace_id,
-        fairness_key=fairness_key(request, body.user),
-        **body.sampling_fields(),
-    )
-    generations = [generation(prompt=prompt) for prompt in body.prompts]
+    generations = [generation_of(request, body, prompt, body.user, default_max_tokens=DEFAULT_MAX_TOKENS) for prompt in body.prompts]
     model, created = context.options.served_model_name, int(context.wall_clock())
 
     def make(id_: str) -> CompletionFormat:
@@ -42,14 +29,7 @@ async def completions(body: CompletionBody, request: Request, context: Context) 
 async def chat_completions(body: ChatCompletionBody, request: Request, context: Context) -> Response:
     """Answer a conversation."""
     context.check_model_name(body.model)
-    generation = GenerationRequest(
-        prompt=body.prompt(),
-        arrival_time=request.state.arrival_time,
-        client_id=request.state.client_id,
-        trace_id=request.state.trace_id,
-        fairness_key=fairness_key(request, body.user),
-        **body.sampling_fields(),
-    )
+    generation = generation_of(request, body, body.prompt(), body.user)
     model, created = context.options.served_model_name, int(context.wall_clock())
 
     def make(id_: str) -> ChatFormat:

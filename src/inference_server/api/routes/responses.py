@@ -5,13 +5,11 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from inference_server.api.context import Context
-from inference_server.api.fairness import fairness_key
 from inference_server.api.formats.responses import ResponsesFormat
-from inference_server.api.generation import respond
+from inference_server.api.generation import generation_of, respond
 from inference_server.api.schemas.responses import ResponsesBody
 from inference_server.api.schemas.structured import TextFormat
 from inference_server.api.schemas.tools import NamedChoice, ToolChoice
-from inference_server.core.generation import GenerationRequest
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -20,14 +18,7 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 async def responses(body: ResponsesBody, request: Request, context: Context) -> Response:
     """Answer a text, or a conversation as items."""
     context.check_model_name(body.model)
-    generation = GenerationRequest(
-        prompt=body.prompt(),
-        arrival_time=request.state.arrival_time,
-        client_id=request.state.client_id,
-        trace_id=request.state.trace_id,
-        fairness_key=fairness_key(request, body.user),
-        **body.sampling_fields(),
-    )
+    generation = generation_of(request, body, body.prompt(), body.user)
     known = _known(body, context.options.served_model_name, int(context.wall_clock()))
     return await respond(request, context, [generation], lambda id_: ResponsesFormat(id_, known), body.stream)
 

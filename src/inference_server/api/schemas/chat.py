@@ -6,7 +6,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from inference_server.api.schemas.base import Items, RequestBody
 from inference_server.api.schemas.sampling import INT32, MAX_LOGPROBS, OpenAIBody
-from inference_server.api.schemas.tools import ToolCall, ToolChoice, Tools, check_choice, forced, offered, strict
+from inference_server.api.schemas.tools import ToolCall, ToolChoice, Tools, check_choice, tool_fields
 from inference_server.core.errors import UnsupportedParameterError
 from inference_server.core.generation import ChatPrompt
 
@@ -84,9 +84,7 @@ class ChatCompletionBody(OpenAIBody):
     def prompt(self) -> ChatPrompt:
         return ChatPrompt(
             plain_messages(self.messages),
-            tools=offered(self.tools, self.tool_choice),
-            forced_calls=forced(self.tools, self.tool_choice),
-            strict_calls=strict(self.tools, self.tool_choice),
+            **tool_fields(self.tools, self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,
             variables=self.chat_template_kwargs,
             reasoning_effort=self.reasoning_effort,

@@ -9,7 +9,7 @@ from inference_server.api.schemas.base import Items, RequestBody, at_most
 from inference_server.api.schemas.chat import ReasoningEffort, TemplateVariables
 from inference_server.api.schemas.sampling import INT32, Label, SamplingBody
 from inference_server.api.schemas.structured import TextFormat
-from inference_server.api.schemas.tools import ToolChoice, Tools, check_choice, forced, offered, strict
+from inference_server.api.schemas.tools import ToolChoice, Tools, check_choice, tool_fields
 from inference_server.core.errors import UnsupportedParameterError
 from inference_server.core.generation import ChatPrompt
 from inference_server.core.grammar import GrammarSpec
@@ -147,9 +147,7 @@ class ResponsesBody(SamplingBody):
         said = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else _messages(self.input)
         return ChatPrompt(
             instructions + said,
-            tools=offered(self.tools, self.tool_choice),
-            forced_calls=forced(self.tools, self.tool_choice),
-            strict_calls=strict(self.tools, self.tool_choice),
+            **tool_fields(self.tools, self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,
             variables=self.chat_template_kwargs,
             reasoning_effort=self.reasoning.effort,

@@ -124,13 +124,9 @@ def offered(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Mapping[str, 
     return [] if choice == "none" else [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]
 
 
-def strict(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[str]:
-    """The names of the functions whose arguments must fit."""
-    return [] if choice == "none" else [tool.function.name for tool in tools if tool.function.strict]
-
-
-def forced(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[str]:
-    """The names of the functions of which the answer must call one; empty where it need not."""
-    if isinstance(choice, NamedChoice):
-        return [choice.function.name]
-    return [tool.function.name for tool in tools] if choice == "required" else []
+def tool_fields(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any]:
+    """The fields of `ChatPrompt` that say which calls the answer may have, must have, and which of them must fit."""
+    names = [tool.function.name for tool in tools]
+    strict = [] if choice == "none" else [tool.function.name for tool in tools if tool.function.strict]
+    forced = [choice.function.name] if isinstance(choice, NamedChoice) else names if choice == "required" else []
+    return {"tools": offered(tools, choice), "forced_calls": forced, "strict_calls": strict}

@@ -1,0 +1,8 @@
+"""What the engine's tests share."""
+
+import pytest
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
