@@ -166,7 +166,7 @@ def test_every_value_reaches_its_option() -> None:
     )
     assert settings.cache_options() == CacheOptions(32, 99, 0.5, 55)
     assert settings.scheduler_options() == SchedulerOptions(7, 77, PrefillMode.CHUNKED, 11, 2.5)
-    assert settings.engine_options() == EngineOptions(1234, 12, 3.0, 4.0, 13, 5.0, check_integrity=True)
+    assert settings.engine_options() == EngineOptions(12, 3.0, 4.0, 13, 5.0, check_integrity=True)
     assert settings.api_options() == ApiOptions("m", ("http://a",), ("a", "b"), "c", 60, 7000)
 
 

@@ -41,9 +41,7 @@ def run(
     """Seconds of the clock and of the processor for one round."""
     for client in range(num_clients):
         token_ids = [2] + [1000 + (client * 97 + index) % 5000 for index in range(NUM_PROMPT - 1)]
-        sampling = SamplingParams(
-            temperature=1.0, seed=client, max_tokens=max_tokens, ignore_eos=grammar is None, stop_token_ids=eos if grammar else frozenset()
-        )
+        sampling = SamplingParams(temperature=1.0, seed=client, max_tokens=max_tokens, stop_token_ids=eos if grammar else frozenset())
         engine.add(ScheduledRequest(f"{name}{client}", token_ids, sampling, time.monotonic(), fairness_key=str(client), grammar=grammar))
     wall, processor, num_tokens = time.monotonic(), time.process_time(), 0
     while engine.has_work:

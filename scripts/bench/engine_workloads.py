@@ -25,7 +25,7 @@ class Workload:
         requests = []
         for i in range(self.rows):
             prompt = [random.randrange(vocab_size) for _ in range(random.randint(*self.prompt))]
-            sampling = SamplingParams(temperature=temperature, seed=i, max_tokens=random.randint(*self.output), ignore_eos=True)
+            sampling = SamplingParams(temperature=temperature, seed=i, max_tokens=random.randint(*self.output))
             requests.append(ScheduledRequest(f"{self.name}-{round_}-{i}", prompt, sampling, time.monotonic()))
         return requests
 

@@ -25,7 +25,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def request_of(name: str, num_prompt: int, max_tokens: int) -> ScheduledRequest:
     """Deadlines are left to the options. The ids are those of ordinary tokens."""
-    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     token_ids = [2] + [1000 + index % 5000 for index in range(num_prompt - 1)]
     return ScheduledRequest(name, token_ids, sampling, time.monotonic(), fairness_key=name)
 

@@ -55,7 +55,7 @@ def open_ours(job: dict[str, Any]) -> Generate:
     engine = create_engine(folder, model, scheduler, CacheOptions(enable_prefix_cache=False))
 
     def generate(prompts: list[list[int]], max_tokens: int) -> int:
-        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
         requests = [ScheduledRequest(str(i), ids, sampling, time.monotonic()) for i, ids in enumerate(prompts)]
         for request in requests:
             engine.add(request)

@@ -74,7 +74,7 @@ def recite(settings: Settings, texts: Sequence[Sequence[int]]) -> Recital:
     recital.best.clear()
     scheduler = ContinuousBatchScheduler(create_cache(layout, settings.cache_options()), settings.scheduler_options())
     for number, text in enumerate(texts):
-        sampling = SamplingParams(seed=number, max_tokens=len(text) - 1, ignore_eos=True)
+        sampling = SamplingParams(seed=number, max_tokens=len(text) - 1)
         scheduler.add(ScheduledRequest(str(number), [text[0]], sampling, time.monotonic()))
     while plan := scheduler.schedule(time.monotonic()):
         step = backend.launch(plan)

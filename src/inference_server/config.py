@@ -189,7 +189,6 @@ class Settings(BaseSettings):
     def engine_options(self) -> EngineOptions:
         """The limits of the queue and of time."""
         return EngineOptions(
-            max_model_len=self.max_model_len,
             max_queue_size=self.max_queue_size,
             admission_deadline_s=self.admission_deadline_s,
             request_deadline_s=self.request_deadline_s,

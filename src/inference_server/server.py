@@ -82,6 +82,5 @@ def _load(load: Callable[[], LoadedModel]) -> LoadedModel:
 
 def load_model(settings: Settings) -> LoadedModel:
     """The model that the settings name. Takes seconds to minutes. Raises ModelLoadError with one clear line."""
-    return ModelLoader(settings.model_options(), settings.cache_options(), settings.scheduler_options()).load(
-        max_model_len=settings.max_model_len, chat_template=settings.chat_template
-    )
+    loader = ModelLoader(settings.model_options(), settings.cache_options(), settings.scheduler_options())
+    return loader.load(settings.chat_template)

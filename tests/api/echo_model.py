@@ -86,7 +86,7 @@ def score(token_id: int, number: int) -> TokenLogprobs:
 def _echo(request: ScheduledRequest, position: int) -> int:
     answer = request.token_ids[1 : request.num_prompt_tokens]
     index = position - request.num_prompt_tokens
-    if index < len(answer) or request.sampling.ignore_eos:
+    if index < len(answer) or TOKENIZER.eos_token_ids[0] not in request.sampling.stop_token_ids:
         return answer[index % len(answer)]
     return TOKENIZER.eos_token_ids[0]
 

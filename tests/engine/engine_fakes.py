@@ -85,12 +85,12 @@ class EchoBackend:
 
 
 def echo(request: ScheduledRequest, position: int) -> int:
-    """The token at `position`: the prompt again, without begin of text, then end of text for ever."""
+    """The token at `position`: the prompt again, without begin of text, then end of text, or for who ignores that the prompt for ever."""
     answer = request.token_ids[1 : request.num_prompt_tokens]
     index = position - request.num_prompt_tokens
     if index < len(answer):
         return answer[index]
-    return answer[index % len(answer)] if request.sampling.ignore_eos else EOS
+    return EOS if EOS in request.sampling.stop_token_ids else answer[index % len(answer)]
 
 
 def scheduler_of(max_batch_size: int = 8, num_blocks: int = 256, **options: object) -> ContinuousBatchScheduler:

@@ -277,7 +277,7 @@ def test_records_count_from_arrival() -> None:
     record = sink.requests[0]
     assert usage is not None
     assert (usage.ttft_s, usage.total_s) == (1.5, 2.5)
-    assert (record.ttft_s, record.admitted_time, record.end_time, record.output_tokens) == (1.5, 100.0, 101.5, 3)
+    assert (record.first_token_time, record.admitted_time, record.end_time, record.output_tokens) == (100.5, 100.0, 101.5, 3)
     assert [s.inter_token_s for s in sink.steps] == [{}, {0.5: 1}, {0.5: 1}]
     assert [(s.num_rows, s.num_tokens) for s in sink.steps] == [(1, 3), (1, 1), (1, 1)]
 

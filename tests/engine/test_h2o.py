@@ -73,7 +73,7 @@ def engine_on(folder: Path, policy: str, num_blocks: int) -> tuple[Engine, Recor
 
 
 def request_of(name: str, prompt: list[int], max_tokens: int) -> ScheduledRequest:
-    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     return ScheduledRequest(name, prompt, sampling, 100.0)
 
 

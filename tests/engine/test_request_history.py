@@ -46,7 +46,7 @@ def test_a_gate_and_a_preemption_are_in_it() -> None:
     sink = RecordList()
     engine = engine_of(sink, num_blocks=48)
     for name in ("a", "b", "c"):
-        engine.add(scheduled("y" * 60, request_id=name, max_tokens=60, ignore_eos=True))
+        engine.add(scheduled("y" * 60, request_id=name, max_tokens=60, stop_token_ids=frozenset()))
     run_dry(engine)
     events = [event for record in sink.requests for event in record.events]
     assert {event.gate for event in events if event.kind is EventKind.HELD} == {"kv_blocks"}

@@ -81,11 +81,10 @@ class SchedulerOptions:
 class EngineOptions:
     """Limits of the queue and of time. Deadlines are seconds from arrival; None means no limit.
 
-    max_model_len: None takes the model's own. default_max_tokens: for chat and /generate when the request names none.
+    default_max_tokens: for chat and /generate when the request names none.
     check_integrity: recount the books of scheduler and cache whenever there is nothing left to do; what is off ends the engine.
     """
 
-    max_model_len: int | None = None
     max_queue_size: int = 256
     admission_deadline_s: float | None = 60.0
     request_deadline_s: float | None = 600.0

@@ -61,10 +61,6 @@ class RequestRecord:
     events: tuple[RequestEvent, ...] = ()
     events_dropped: int = 0
 
-    @property
-    def ttft_s(self) -> float | None:
-        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
-
 
 @dataclass(frozen=True, slots=True)
 class FairnessStats:

@@ -10,7 +10,7 @@ class SamplingParams:
     temperature: 0 means greedy. top_k: 0 means all tokens. seed: always set by admission, so that every draw is a pure
     function of (seed, position, token id). stop: strings that end the text and are not part of it, unless include_stop. max_tokens:
     the most tokens that may be generated, already clamped to the context. stop_token_ids: ids that end the text (the model's own
-    EOS ids are added at admission unless ignore_eos); none of them is drawn, and no stop string counts, before min_tokens.
+    EOS ids are added at admission unless the request ignores them); none of them is drawn, and no stop string counts, before min_tokens.
     presence_penalty, frequency_penalty: subtracted once, and once an occurrence, from the logits of output tokens.
     repetition_penalty: divides positive logits and multiplies others, of tokens of the prompt and the output.
     logit_bias: (token id, what is added to its logit). allowed_token_ids: the only ids that may be drawn, None for all.
@@ -28,7 +28,6 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     max_tokens: int = 16
     min_tokens: int = 0
-    ignore_eos: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0

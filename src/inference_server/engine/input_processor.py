@@ -178,7 +178,6 @@ class InputProcessor:
             stop_token_ids=request.stop_token_ids.union(end_of_text),
             max_tokens=min(wanted, room),
             min_tokens=min(request.min_tokens, room),
-            ignore_eos=request.ignore_eos,
             presence_penalty=request.presence_penalty,
             frequency_penalty=request.frequency_penalty,
             repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty),

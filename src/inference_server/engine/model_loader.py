@@ -37,19 +37,19 @@ class ModelLoader:
         self._cache = cache
         self._scheduler = scheduler
 
-    def load(self, max_model_len: int | None = None, chat_template: Path | None = None) -> LoadedModel:
-        """Everything that serving the model takes. max_model_len: the operator's limit. Raises ModelLoadError."""
+    def load(self, chat_template: Path | None = None) -> LoadedModel:
+        """Everything that serving the model takes. chat_template: in place of the model's own. Raises ModelLoadError."""
         from inference_server.checkpoints.resolve import resolve_model
 
         folder = resolve_model(self._model.model_name, self._model.model_revision, self._model.cache_dir)
         try:
-            return self._load(folder, max_model_len, chat_template)
+            return self._load(folder, chat_template)
         except (CheckpointError, TokenizerError) as error:
             if self._model.cache_dir not in folder.parents:
                 raise
             raise ModelLoadError(f"{error}; delete {folder} to have it converted again") from error
 
-    def _load(self, folder: Path, max_model_len: int | None, chat_template: Path | None) -> LoadedModel:
+    def _load(self, folder: Path, chat_template: Path | None) -> LoadedModel:
         from inference_server.backends.factory import create_backend
 
         tokenizer = _tokenizer(folder, self._model.load_format)
@@ -62,13 +62,13 @@ class ModelLoader:
         spec = backend.load()
         if isinstance(tokenizer, ByteTokenizer):
             tokenizer = ByteTokenizer(spec.vocab_size)
-        if max_model_len is not None and max_model_len > spec.max_model_len:
-            raise ModelLoadError(f"MAX_MODEL_LEN {max_model_len} is above the model's own limit of {spec.max_model_len}")
+        length = self._model.max_model_len or spec.max_model_len
+        if length > spec.max_model_len:
+            raise ModelLoadError(f"MAX_MODEL_LEN {length} is above the model's own limit of {spec.max_model_len}")
         layout = kv_layout(self._cache, spec)
         backend.allocate(layout)
         scheduler = self._create_scheduler(layout, spec)
         defaults = generation_defaults(folder)
-        length = max_model_len or spec.max_model_len
         logger.info(
             "ready: %s, %.2fB parameters in %s on %s, KV pool of %.2f GiB",
             spec.architecture,
