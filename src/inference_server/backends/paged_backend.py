@@ -99,10 +99,7 @@ class PagedBackend:
                 self._block_mass.clear_reused(plan)
             prompt_scores = runner.launch(plan)
         rows = [row for row, samples in enumerate(plan.samples) if samples]
-        requests = [plan.requests[row] for row in rows]
-        positions = [plan.starts[row] + plan.num_new_tokens[row] for row in rows]
-        sampling = token_rows.SamplingRows(requests, positions, [request.slot for request in requests])
-        return PagedStep(plan.step_id, len(plan), rows, sampling, prompt_scores)
+        return PagedStep(plan.step_id, len(plan), rows, token_rows.SamplingRows.of(plan, rows), prompt_scores)
 
     def sample(self, step: PagedStep, masks: TokenMasks | None = None) -> None:
         runner, _ = self._prepared()

@@ -22,8 +22,7 @@ from inference_server.core.model_spec import ModelSpec
 from inference_server.core.options import ModelOptions
 from inference_server.core.plan import StepPlan, StepResult, TokenMasks
 from inference_server.sampling.logprobs import Scores, values_by_row
-from inference_server.sampling.token_rows import SamplingRows
-from inference_server.sampling.token_sampler import TokenSampler
+from inference_server.sampling.token_rows import SamplingRows, TokenSampling
 
 
 @dataclass(slots=True)
@@ -42,7 +41,7 @@ class TorchStep:
 class TorchBackend:
     """An `InferenceBackend` over a model folder in the Hugging Face format. Not overlapping: one step at a time."""
 
-    def __init__(self, options: ModelOptions, folder: Path, sampler: TokenSampler) -> None:
+    def __init__(self, options: ModelOptions, folder: Path, sampler: TokenSampling) -> None:
         self._options = options
         self._folder = folder
         self._sampler = sampler
@@ -108,10 +107,8 @@ class TorchBackend:
             wanted = [i for i, row in enumerate(batch) if plan.samples[row]]
             sampled += [batch[i] for i in wanted]
             logits += [batch_logits if len(wanted) == len(batch) else batch_logits[wanted]] if wanted else []
-        requests = [plan.requests[row] for row in sampled]
-        positions = [plan.starts[row] + plan.num_new_tokens[row] for row in sampled]
-        sampling = SamplingRows(requests, positions, [request.slot for request in requests])
-        return TorchStep(plan.step_id, len(plan), sampled, sampling, torch.cat(logits).float() if logits else None)
+        all_logits = torch.cat(logits).float() if logits else None
+        return TorchStep(plan.step_id, len(plan), sampled, SamplingRows.of(plan, sampled), all_logits)
 
     def _forward(self, plan: StepPlan, rows: Sequence[int]) -> Tensor:
         """Logits [R, V] of rows that compute the same number of tokens."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from inference_server.core.plan import TokenMasks
+from inference_server.core.plan import StepPlan, TokenMasks
 from inference_server.core.request import ScheduledRequest
 from inference_server.sampling.logprobs import Scores
 
@@ -23,6 +23,13 @@ class SamplingRows:
     positions: Sequence[int]
     slots: Sequence[int]
     masks: Sequence[bytes | None] | None = None
+
+    @classmethod
+    def of(cls, plan: StepPlan, plan_rows: Sequence[int]) -> "SamplingRows":
+        """Those of the plan's rows, without masks."""
+        requests = [plan.requests[row] for row in plan_rows]
+        positions = [plan.starts[row] + plan.num_new_tokens[row] for row in plan_rows]
+        return cls(requests, positions, [request.slot for request in requests])
 
     def masked(self, plan_rows: Sequence[int], masks: TokenMasks | None) -> "SamplingRows":
         """With masks by row of the plan; plan_rows: which of those these rows are."""
