@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 from api_server import TestServer, parse_sse, running
-from dialect_model import QWEN_TEMPLATE, TOKENIZER, ScriptedBackend, load_dialect
+from dialect_model import QWEN_TEMPLATE, TOKENIZER, ScriptedBackend, load_dialect, scripted
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]
@@ -25,13 +25,6 @@ def server() -> Iterator[TestServer]:
 def qwen_server() -> Iterator[TestServer]:
     with running(ScriptedBackend(template=QWEN_TEMPLATE), load_model=load_dialect) as test_server:
         yield test_server
-
-
-def scripted(server: TestServer, answer: str) -> ScriptedBackend:
-    assert isinstance(server.backend, ScriptedBackend)
-    server.backend.answer = answer
-    server.backend.prompts.clear()
-    return server.backend
 
 
 def ask(server: TestServer, **fields: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 from api_server import TestServer, running
-from dialect_model import ScriptedBackend, load_dialect
+from dialect_model import ScriptedBackend, load_dialect, scripted
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -34,13 +34,6 @@ def server() -> Iterator[TestServer]:
 def client(server: TestServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
         yield sdk
-
-
-def scripted(server: TestServer, answer: str) -> ScriptedBackend:
-    assert isinstance(server.backend, ScriptedBackend)
-    server.backend.answer = answer
-    server.backend.prompts.clear()
-    return server.backend
 
 
 def whole(server: TestServer, **fields: Any) -> dict[str, Any]:

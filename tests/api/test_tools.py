@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 from api_server import TestServer, parse_sse, running
-from dialect_model import QWEN_TEMPLATE, ScriptedBackend, load_dialect
+from dialect_model import QWEN_TEMPLATE, ScriptedBackend, load_dialect, scripted
 
 CHAT = "/v1/chat/completions"
 USER: list[Any] = [{"role": "user", "content": "Weather in Paris?"}]
@@ -35,13 +35,6 @@ def server(name: str) -> Iterator[TestServer]:
 def client(server: TestServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
         yield sdk
-
-
-def scripted(server: TestServer, answer: str) -> ScriptedBackend:
-    assert isinstance(server.backend, ScriptedBackend)
-    server.backend.answer = answer
-    server.backend.prompts.clear()
-    return server.backend
 
 
 def ask(server: TestServer, **fields: Any) -> dict[str, Any]:
