@@ -9,6 +9,8 @@ import pytest
 from api_server import parse_sse, running
 from echo_model import MODEL_NAME, TOKENIZER, EchoBackend
 
+from inference_server.api.schemas.native import GenerateResponse
+
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
 ANSWER = 'Paris, “é” 🙂\u2028"\\'
 
@@ -68,6 +70,8 @@ def test_completion_whole(client: httpx.Client) -> None:
 
 def test_native_whole(client: httpx.Client) -> None:
     body = client.post(NATIVE, json=body_of(NATIVE, session_id="s", priority=-1)).json()
+    assert next(iter(body)) == "text", "what people look for comes first"
+    GenerateResponse.model_validate(body, strict=True)
     assert body.pop("request_id")
     assert 0 < body.pop("ttft_ms") <= body.pop("total_ms")
     token_ids = body.pop("token_ids")

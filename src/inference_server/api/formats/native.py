@@ -6,7 +6,7 @@ Thoughts, where there are any, are `reasoning_content`, and in a stream events `
 from collections.abc import Sequence
 
 from inference_server.api.formats.base import DataEvents, encode, event
-from inference_server.api.schemas.native import GenerateResponse, GenerateTotals
+from inference_server.api.schemas.native import GenerateTotals
 from inference_server.core.clock import Clock
 from inference_server.core.outputs import OutputDelta
 
@@ -23,9 +23,8 @@ class NativeFormat(DataEvents):
 
     def body(self, choices: Sequence[OutputDelta]) -> bytes:
         (result,) = choices
-        totals = self._totals(result).model_dump()
-        response = GenerateResponse(text=result.text, reasoning_content=result.reasoning, token_ids=result.token_ids, **totals)
-        return response.model_dump_json(exclude=None if result.reasoning else {"reasoning_content"}).encode()
+        thoughts = {"reasoning_content": result.reasoning} if result.reasoning else {}
+        return encode({"text": result.text, **thoughts, "token_ids": result.token_ids, **self._totals(result).model_dump()})
 
     def events(self, delta: OutputDelta) -> bytes:
         if self._ttft_ms is None:
