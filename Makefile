@@ -1,4 +1,4 @@
-# run: the server on the embedded model · test: the fast suite · browser: the dashboard in Chromium · check: every static gate · bench: tokens/s of the running server
+# run: the server on the embedded model · test: the fast suite · browser: the dashboard in Chromium · monitoring: its queries on a Prometheus · check: every static gate · bench: tokens/s of the running server
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: run test heavy browser check fmt bench install clean
+.PHONY: run test heavy browser monitoring check fmt bench install clean
 
 run: $(INSTALLED)
 	$(BIN)/python -m inference_server $(ARGS)
@@ -20,6 +20,9 @@ heavy: $(INSTALLED)
 
 browser: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m browser -rs $(PYTEST_ARGS)
+
+monitoring: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m monitoring -rs $(PYTEST_ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -21,7 +21,7 @@ from inference_server.engine.model_loader import ModelLoader
 def run(engine: Engine, prompt: list[int], max_tokens: int) -> tuple[list[int], list[float]]:
     """The ids that follow the prompt, and the seconds of each step."""
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    request = ScheduledRequest("smoke", prompt, sampling, time.monotonic())
+    request = ScheduledRequest("smoke", list(prompt), sampling, time.monotonic())
     engine.add(request)
     steps = []
     while engine.has_work:

@@ -12,6 +12,8 @@ import pytest
 import vllm_head_to_head as head_to_head
 from tiny_models import QWEN3
 
+from inference_server.tokenization.tokenizer import ByteTokenizer
+
 ROOT = Path(__file__).parents[2]
 SERVER = """
     import json, sys
@@ -142,7 +144,8 @@ def test_one_prompt_through_the_custom_backend(folder: Path, monkeypatch: pytest
     flags = ("--model", str(folder), "--load-format", "dummy", "--device", "cpu", "--num-blocks", "16")
     monkeypatch.setattr(sys, "argv", ["smoke_custom", "--prompt", "hello", "--max-tokens", "5", *flags])
     smoke_custom.main()
-    first, *_, tokens, _, steps = capsys.readouterr().out.splitlines()
+    first, prompt, tokens, _, steps = capsys.readouterr().out.splitlines()
     assert first.startswith("Qwen3ForCausalLM")
+    assert prompt.startswith(f"{len(ByteTokenizer().encode('hello'))} tokens in")
     assert len(json.loads(tokens.removeprefix("5 tokens out: "))) == 5
     assert steps.startswith("4 more steps")
