@@ -123,11 +123,3 @@ def load_dialect(settings: Settings, backend: EchoBackend) -> LoadedModel:
     spec = replace(SPEC, vocab_size=TOKENIZER.vocab_size, max_model_len=MAX_MODEL_LEN)
     dialect = detect_dialect(backend.template)
     return replace(load_echo(settings, backend), tokenizer=TOKENIZER, template=template, spec=spec, dialect=dialect)
-
-
-def scripted(server: TestServer, answer: str) -> ScriptedBackend:
-    """The server's backend, which says `answer` from now on, and has seen no prompts."""
-    assert isinstance(server.backend, ScriptedBackend)
-    server.backend.answer = answer
-    server.backend.prompts.clear()
-    return server.backend
