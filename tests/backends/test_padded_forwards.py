@@ -50,6 +50,7 @@ def mixed(num_tokens: int, num_sampled: int | None) -> StepShape:
     return StepShape(num_tokens, min(num_tokens, 6), only_singles=False, num_sampled=num_sampled)
 
 
+@pytest.mark.heavy
 def test_padding_changes_no_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny("gemma4-e2b", tmp_path)
     plain = PagedDriver(tmp_path, max_batch_size=6)
