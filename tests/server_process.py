@@ -26,7 +26,8 @@ def serving(folder: Path, startup_s: float = 300, **settings: str) -> Iterator[t
     try:
         address = child.stdout.readline().decode().split()[-1].rstrip("/")
         end = time.monotonic() + startup_s
-        while httpx.get(f"{address}/ready", trust_env=False).status_code != 200:
+        # Reading a tokenizer and preparing it for grammars hold the interpreter for seconds each, and nothing answers meanwhile.
+        while httpx.get(f"{address}/ready", timeout=60, trust_env=False).status_code != 200:
             assert child.poll() is None, log.read_text()
             assert time.monotonic() < end
             time.sleep(0.5)
