@@ -76,7 +76,7 @@ class Bench:
         residual = self.residual if self.norm else None
         return one_row(residual, self.x, self.norm, weight.values, case.epilogue, self.factor, config, weight.scales)[1]
 
-    def library(self, weight: QuantizedWeight) -> Tensor:
+    def stock(self, weight: QuantizedWeight) -> Tensor:
         x = add_norm(self.residual, self.x, self.norm)[1] if self.norm else self.x
         return self._followed(self._layer(weight).by_library(x, self.factor))
 
@@ -149,7 +149,7 @@ def tune(case: Case, copy_speed: float) -> list[int] | None:
     for config in candidates(case):
         bench.check(config)
         times[config] = bench.microseconds(lambda weight, config=config: bench.kernel(config, weight))  # type: ignore[misc]
-    library = bench.microseconds(bench.library)
+    library = bench.microseconds(bench.stock)
     best = min(times, key=times.__getitem__)
     separate = bench.microseconds(lambda weight: bench.separate(best, weight)) if case.norm else library
     floor = weight_bytes / copy_speed * 1e3
