@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 import torch
+from cpu_linear_checks import check_rows_do_not_depend_on_their_batch, check_threads_change_nothing
 
 from inference_server.kernels.cpu_jit import CompiledKernel, can_compile, compile_kernels
 from inference_server.kernels.cpu_linear import PackedLinear, panel_kernel
@@ -52,23 +53,11 @@ def test_matches_float64(unit: VectorUnit, num_features: int, k: int) -> None:
 
 
 def test_a_row_is_the_same_bits_in_every_batch(unit: VectorUnit) -> None:
-    linear, x = packed(random_weight(96, 640), unit), random_rows(29, 640)
-    alone = torch.cat([linear(row[None]) for row in x])
-    for m in range(1, 30):
-        assert torch.equal(linear(x[:m]), alone[:m])
-        assert torch.equal(linear(x[29 - m :]), alone[29 - m :])
+    check_rows_do_not_depend_on_their_batch(packed(random_weight(96, 640), unit), random_rows(29, 640))
 
 
 def test_thread_count_does_not_change_the_result(unit: VectorUnit) -> None:
-    linear, x = packed(random_weight(2048, 64), unit), random_rows(5, 64)
-    threads, results = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            results.append(linear(x))
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    check_threads_change_nothing(packed(random_weight(2048, 64), unit), random_rows(5, 64))
 
 
 def test_neighbours_do_not_leak(unit: VectorUnit) -> None:

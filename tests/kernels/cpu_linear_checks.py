@@ -1,0 +1,24 @@
+"""What both compiled linear layers of a CPU promise: a row's bits depend neither on the rest of the batch nor on the number of threads."""
+
+import torch
+
+from inference_server.kernels.ops import Linear
+
+
+def check_rows_do_not_depend_on_their_batch(linear: Linear, x: torch.Tensor) -> None:
+    """x: [rows, K], each number of whose rows is tried, from either end."""
+    alone = torch.cat([linear(row[None]) for row in x])
+    for m in range(1, len(x) + 1):
+        assert torch.equal(linear(x[:m]), alone[:m])
+        assert torch.equal(linear(x[-m:]), alone[-m:])
+
+
+def check_threads_change_nothing(linear: Linear, x: torch.Tensor) -> None:
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(linear(x))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
