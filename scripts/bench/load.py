@@ -142,7 +142,10 @@ def main() -> None:
     args = parse()
     bars = Bars(args.itl_ms / 1e3, args.ttft_ms / 1e3, args.refused)
     with args.records.open("w", encoding="utf-8") if args.records else nullcontext() as records:
-        bench = Bench(args, records)
+        try:
+            bench = Bench(args, records)
+        except RuntimeError as error:
+            raise SystemExit(str(error)) from None
         match args.command:
             case "open":
                 print(bench.open(args.rate))

@@ -81,7 +81,7 @@ class _Exchange(asyncio.Protocol):
         if self._answer.status != 200:
             self._end(f"HTTP {self._answer.status}: {self._buffer.decode(errors='replace').strip()[:200]}")
         else:
-            self._end(None if self._finished else "the stream ended without [DONE]")
+            self._end(None if self._finished else "the stream ended without a finish reason and without [DONE]")
 
     def _on_event(self, payload: bytes) -> None:
         if payload == b"[DONE]":
@@ -94,6 +94,8 @@ class _Exchange(asyncio.Protocol):
             self._answer.prompt_tokens = usage.get("prompt_tokens") or 0
             self._answer.output_tokens = usage.get("completion_tokens") or 0
             self._answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        if any(choice.get("finish_reason") for choice in event.get("choices") or ()):
+            self._finished = True  # some servers send no [DONE]
         if text := event_text(event):
             self._answer.text += text
             self._answer.events.append(self._now)
@@ -109,9 +111,12 @@ class _Exchange(asyncio.Protocol):
 
 
 def model_name(url: str, api_key: str = "none") -> str:
-    """The first model that the server names."""
-    response = httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {api_key}"}, timeout=30, trust_env=False)
-    response.raise_for_status()
+    """The first model that the server names. Raises RuntimeError with one clear line where there is no such server."""
+    try:
+        response = httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {api_key}"}, timeout=30, trust_env=False)
+        response.raise_for_status()
+    except httpx.HTTPError as error:
+        raise RuntimeError(f"{url} names no model: {error}") from error
     return str(response.json()["data"][0]["id"])
 
 

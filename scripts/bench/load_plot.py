@@ -41,7 +41,7 @@ def _panel(axes: Axes, points: Sequence[Summary], latencies: Sequence[Latency], 
     axes.axhline(1e3 * bar, color="gray", linestyle="--", linewidth=1, label=f"bar {1e3 * bar:.0f} ms")
     axes.set(xlabel="tokens out a second", ylabel=f"{label}, ms", yscale="log")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
     axes.grid(alpha=0.3)
     axes.legend()
 

@@ -113,9 +113,10 @@ def test_phases_of_a_request() -> None:
 def test_steps_chunks_and_refusals() -> None:
     sink = PrometheusSink("m")
     sink.on_step(StepRecord(1, StepKind.MIXED, 0.0, 0.1, 5, 40, 2, 0, 0, num_prefill_chunks=3, num_prefill_tokens=38))
-    sink.on_step(StepRecord(2, StepKind.DECODE, 0.1, 0.2, 4, 4, 4, 0, 0))
+    sink.on_step(StepRecord(2, StepKind.DECODE, 0.1, 0.2, 4, 4, 4, 0, 0, replayed=True))
     sink.count_rejection("queue_full")
     assert value(sink, "engine_steps_total", kind="mixed") == value(sink, "engine_steps_total", kind="decode") == 1
+    assert value(sink, "cuda_graph_steps_total") == 1
     assert value(sink, "prefill_chunks_total") == 3
     assert value(sink, "batch_rows") == 4
     assert value(sink, "request_rejections_total", reason="queue_full") == 1

@@ -43,18 +43,18 @@ def test_percentiles_are_within_a_buckets_width() -> None:
     ordered = sorted(samples)
     summary = tracker.summary()["itl_ms"]
     for percent in (50, 95, 99):
-        assert summary[f"p{percent}"] == pytest.approx(1000 * ordered[len(ordered) * percent // 100], rel=0.03)
+        assert summary[f"p{percent}"] == pytest.approx(1000 * ordered[len(ordered) * percent // 100], rel=0.001)
 
 
 def test_a_first_token_counts_at_once_and_the_request_when_it_ends() -> None:
     clock = VirtualClock()
     tracker = MetricsTracker(clock)
     tracker.on_step(step(clock.now, first_token_s=(0.5,)))
-    assert tracker.summary()["ttft_ms"]["p50"] == pytest.approx(500, rel=0.03)
+    assert tracker.summary()["ttft_ms"]["p50"] == pytest.approx(500, rel=0.001)
     tracker.on_request(request(clock.now))
     summary = tracker.summary()
-    assert summary["tpot_ms"]["p50"] == pytest.approx(500, rel=0.03)
-    assert summary["e2e_ms"]["p99"] == pytest.approx(2000, rel=0.03)
+    assert summary["tpot_ms"]["p50"] == pytest.approx(500, rel=0.001)
+    assert summary["e2e_ms"]["p99"] == pytest.approx(2000, rel=0.001)
 
 
 def test_failed_requests_and_single_tokens_do_not_bend_the_latencies() -> None:
@@ -80,7 +80,7 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
     clock.now += 15
     assert tracker.summary()["itl_ms"]["p50"] is None
     tracker.on_step(step(clock.now, (0.1,)))
-    assert tracker.summary()["itl_ms"]["p50"] == pytest.approx(100, rel=0.03)
+    assert tracker.summary()["itl_ms"]["p50"] == pytest.approx(100, rel=0.001)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 1e-9, 1e9])
@@ -94,18 +94,12 @@ def test_absurd_values_fall_into_the_outer_buckets(seconds: float) -> None:
 def test_memory_is_bounded() -> None:
     clock = VirtualClock()
     tracker = MetricsTracker(clock)
-    for _ in range(5 * WINDOW_S):
-        tracker.on_step(step(clock.now, (0.01,)))
+    for number in range(5 * WINDOW_S):
+        tracker.on_step(step(clock.now, (0.01, -1.0, 1e9 + number), tuple(map(float, range(5_000)))))
         clock.now += 1
     slots = [slot for slot in tracker._slots if slot is not None]
     assert len(slots) == WINDOW_S
-    assert all(len(slot.itl) == NUM_BUCKETS for slot in slots)
-
-
-def test_rejections_are_counted() -> None:
-    tracker = MetricsTracker(VirtualClock())
-    tracker.count_rejection()
-    assert tracker.rejected_total == 1
+    assert all(len(slot.itl) == 3 and len(slot.ttft) <= NUM_BUCKETS for slot in slots)
 
 
 @pytest.mark.parametrize("draw", [lambda r: r.expovariate(20), lambda r: r.lognormvariate(-4, 1.2), lambda r: 0.0004 + r.random() / 5000])
@@ -121,7 +115,7 @@ def test_percentiles_agree_with_numpy(draw: Callable[[random.Random], float]) ->
     for name, offset in (("itl_ms", 0), ("ttft_ms", 50)):
         taken = [sample for i, sample in enumerate(samples) if i % 100 // 50 == offset // 50]
         expected = 1000 * np.percentile(taken, (50, 95, 99), method="inverted_cdf")
-        assert list(summary[name].values()) == pytest.approx(list(expected), rel=0.026)
+        assert list(summary[name].values()) == pytest.approx(list(expected), rel=0.001)
 
 
 def test_queue_time_prompt_tokens_and_steps() -> None:
@@ -134,7 +128,7 @@ def test_queue_time_prompt_tokens_and_steps() -> None:
     tracker.on_step(replace(step(clock.now), num_prefill_chunks=2, num_prefill_tokens=70))
     clock.now += 2
     summary = tracker.summary()
-    assert summary["queue_ms"]["p50"] == pytest.approx(200, rel=0.03)
+    assert summary["queue_ms"]["p50"] == pytest.approx(200, rel=0.001)
     assert summary["prompt_tokens_per_s"] == 35
     assert summary["steps_per_s"] == 0.5
 

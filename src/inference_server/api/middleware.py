@@ -70,7 +70,6 @@ class RequestEnvelope:
         method = scope["method"] if scope["method"] in METHODS else "other"
         self._context.prometheus.observe_http(method, route, status, seconds)
         if route in GENERATION_ROUTES and status in (429, 503):
-            self._context.tracker.count_rejection()
             self._context.prometheus.count_rejection(scope["state"].get("refusal", "other"))
 
 

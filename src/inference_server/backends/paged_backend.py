@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 class PagedStep:
     """A launched step. rows: the indices in the plan of the rows that sample; sampling: the same rows for the sampler.
 
-    prompt_scores: of prompt tokens, by row of the plan; scores: of the sampled tokens.
+    prompt_scores: of prompt tokens, by row of the plan; scores: of the sampled tokens; replayed: whether the forward was a graph's.
     """
 
     step_id: int
@@ -45,6 +45,7 @@ class PagedStep:
     rows: list[int]
     sampling: token_rows.SamplingRows
     prompt_scores: dict[int, list[logprobs.Scores]]
+    replayed: bool
     scores: logprobs.Scores | None = None
     block_mass: torch.Tensor | None = None
     returned: ReturnedIds | None = None
@@ -97,9 +98,11 @@ class PagedBackend:
             kv.copy_blocks(plan.block_copies)
             if self._block_mass is not None:
                 self._block_mass.clear_reused(plan)
+            num_captured = runner.num_captured_steps
             prompt_scores = runner.launch(plan)
         rows = [row for row, samples in enumerate(plan.samples) if samples]
-        return PagedStep(plan.step_id, len(plan), rows, token_rows.SamplingRows.of(plan, rows), prompt_scores)
+        sampling = token_rows.SamplingRows.of(plan, rows)
+        return PagedStep(plan.step_id, len(plan), rows, sampling, prompt_scores, replayed=runner.num_captured_steps > num_captured)
 
     def sample(self, step: PagedStep, masks: TokenMasks | None = None) -> None:
         runner, _ = self._prepared()
@@ -117,7 +120,7 @@ class PagedBackend:
         of_sampled = logprobs.values_by_row(step.scores, step.sampling.requests, step.rows)
         of_prompts = {row: [value for part in parts for value in part.values()] for row, parts in step.prompt_scores.items()}
         block_mass = None if step.block_mass is None else step.block_mass.tolist()
-        return StepResult(step.step_id, token_ids, of_sampled, of_prompts, block_mass)
+        return StepResult(step.step_id, token_ids, of_sampled, of_prompts, block_mass, step.replayed)
 
     @property
     def graph_hits(self) -> tuple[int, int]:

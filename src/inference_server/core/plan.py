@@ -85,6 +85,7 @@ class StepResult:
     the ones computed.
     block_mass: now and then, when an eviction policy asked for it, the attention mass of decoding rows by block id of the full
     group since the block was first written, older mass counting less.
+    replayed: whether its forward was a captured CUDA graph.
     elapsed_s: what the step took, set by the engine: from its launch, or from the end of the step before if that was later, to
     its end. 0 when nobody measured it.
     """
@@ -94,4 +95,5 @@ class StepResult:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     block_mass: list[float] | None = None
+    replayed: bool = False
     elapsed_s: float = 0.0

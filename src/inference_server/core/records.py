@@ -15,7 +15,8 @@ from inference_server.core.request_history import RequestEvent
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """One collected step. Each row that returned a token is in one of the two: inter_token_s, how many rows by the seconds since
-    their token before, for rows that decode together wait equally long; first_token_s, seconds since the request's arrival."""
+    their token before, for rows that decode together wait equally long; first_token_s, seconds since the request's arrival.
+    replayed: whether the forward was a captured CUDA graph."""
 
     step_id: int
     kind: StepKind
@@ -30,6 +31,7 @@ class StepRecord:
     first_token_s: tuple[float, ...] = ()
     num_prefill_chunks: int = 0
     num_prefill_tokens: int = 0
+    replayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

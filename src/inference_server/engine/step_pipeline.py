@@ -13,7 +13,7 @@ from typing import Any
 
 from inference_server.core.clock import Clock
 from inference_server.core.errors import StepFailedError
-from inference_server.core.plan import StepKind, StepPlan
+from inference_server.core.plan import StepKind, StepPlan, StepResult
 from inference_server.core.records import RecordSink, StepRecord
 from inference_server.core.request import FinishReason
 from inference_server.engine.loaded_model import LoadedModel
@@ -99,7 +99,7 @@ class StepPipeline:
         for request_id, reason in outputs.stops.items():
             self._requests.end(request_id, reason, now, outputs.deltas[request_id].error)
         self.step_id = step.plan.step_id
-        self._record(step, prefill_rows, outputs, now)
+        self._record(step, result, prefill_rows, outputs, now)
 
     def _fail(self, plan: StepPlan, error: StepFailedError) -> None:
         logger.error("step %d with %d requests failed: %s", plan.step_id, len(plan), error, exc_info=error)
@@ -108,7 +108,7 @@ class StepPipeline:
         for request in plan.requests:
             self._requests.end(request.request_id, FinishReason.ERROR, now, StepFailedError(error.message))
 
-    def _record(self, step: _InFlight, prefill_rows: list[int], outputs: StepOutputs, now: float) -> None:
+    def _record(self, step: _InFlight, result: StepResult, prefill_rows: list[int], outputs: StepOutputs, now: float) -> None:
         stats = self._scheduler.scheduler_stats()
         record = StepRecord(
             step_id=step.plan.step_id,
@@ -124,6 +124,7 @@ class StepPipeline:
             first_token_s=tuple(outputs.first_token_s),
             num_prefill_chunks=len(prefill_rows),
             num_prefill_tokens=sum(step.plan.num_new_tokens[row] for row in prefill_rows),
+            replayed=result.replayed,
         )
         self._num_preempted = stats.preemptions_total
         for sink in self._sinks:

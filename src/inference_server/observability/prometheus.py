@@ -57,6 +57,7 @@ class PrometheusSink(Collector):
         self._generation_tokens = 0
         self._steps: Tally[str] = Tally()
         self._rejected: Tally[str] = Tally()
+        self._graph_steps = 0
         self._prefill_chunks = 0
         self._last_rows = 0
         self._ttft = LatencyHistogram("time_to_first_token_seconds", "From arrival at the server to the first token.")
@@ -78,6 +79,7 @@ class PrometheusSink(Collector):
 
     def on_step(self, record: StepRecord) -> None:
         self._steps[record.kind.value] += 1
+        self._graph_steps += record.replayed
         self._last_rows = record.num_rows
         self._prefill_chunks += record.num_prefill_chunks
         self._generation_tokens += record.num_returned_tokens
@@ -106,6 +108,10 @@ class PrometheusSink(Collector):
     def count_rejection(self, reason: str) -> None:
         """A generation that was answered 429 or 503. reason: one of a short list. Called on the event loop."""
         self._rejected[reason] += 1
+
+    @property
+    def rejected_total(self) -> int:
+        return self._rejected.total()
 
     def observe_http(self, method: str, route: str, status: int, seconds: float) -> None:
         """One response. route: its template, never the path a client made up."""
@@ -139,6 +145,7 @@ class PrometheusSink(Collector):
         yield self._counters("request_success", "Requests that have ended, by reason.", "finished_reason", self._finished)
         yield self._counters("request_rejections", "Generations answered 429 or 503, by reason.", "reason", self._rejected)
         yield self._counters("engine_steps", "Forward passes, by what they computed.", "kind", self._steps)
+        yield self._counter("cuda_graph_steps", "Those of them whose forward was a captured CUDA graph.", self._graph_steps)
         for histogram in (self._ttft, self._itl, self._tpot, self._e2e, self._queue, self._prefill, self._decode):
             yield histogram.family(self._model_name)
 

@@ -1,11 +1,15 @@
 """`MetricsTracker`: latency percentiles and rates over a sliding window, for `/scheduler/stats` and the dashboard.
 
-One ring of one-second slots, each with a few logarithmic histograms. The engine thread writes the current slot and any thread reads;
-there is no lock, since a slot is replaced by one assignment and its counters have one writer. Memory does not grow with traffic.
+One ring of one-second slots, each with a few logarithmic histograms of narrow buckets, of which only those in use are kept. The engine
+thread writes the current slot and any thread reads; there is no lock, since a slot is replaced by one assignment and its counters have one
+writer. Memory does not grow with traffic.
 """
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import ceil, log
 from typing import Any
 
@@ -15,33 +19,31 @@ from inference_server.core.records import RequestRecord, StepRecord
 WINDOW_S = 60
 PERCENTILES = (50, 95, 99)
 SMALLEST_S = 1e-5
-GROWTH = 1.05  # a percentile is off by at most 2.5 %
-NUM_BUCKETS = 400  # up to SMALLEST_S * GROWTH ** 400, about 50 minutes
+GROWTH = 1.002  # a percentile is off by at most 0.1 %
+NUM_BUCKETS = 10_000  # up to SMALLEST_S * GROWTH ** 10_000, about 80 minutes
 _LOG_GROWTH = log(GROWTH)
+
+Histogram = Counter[int]  # how often, by bucket
 
 
 def _bucket(seconds: float) -> int:
     return min(int(log(seconds / SMALLEST_S) / _LOG_GROWTH), NUM_BUCKETS - 1) if seconds > SMALLEST_S else 0
 
 
-def _empty() -> list[int]:
-    return [0] * NUM_BUCKETS
-
-
 @dataclass(slots=True)
 class _Slot:
-    """What happened in one second. The lists count by bucket."""
+    """What happened in one second."""
 
     second: int
     requests: int = 0
     tokens: int = 0
     prompt_tokens: int = 0
     steps: int = 0
-    queue: list[int] = field(default_factory=_empty)
-    ttft: list[int] = field(default_factory=_empty)
-    itl: list[int] = field(default_factory=_empty)
-    tpot: list[int] = field(default_factory=_empty)
-    e2e: list[int] = field(default_factory=_empty)
+    queue: Histogram = field(default_factory=Counter)
+    ttft: Histogram = field(default_factory=Counter)
+    itl: Histogram = field(default_factory=Counter)
+    tpot: Histogram = field(default_factory=Counter)
+    e2e: Histogram = field(default_factory=Counter)
 
 
 class MetricsTracker:
@@ -51,7 +53,6 @@ class MetricsTracker:
         self._clock = clock
         self._started = clock()
         self._slots: list[_Slot | None] = [None] * WINDOW_S
-        self._rejected = 0
 
     def on_step(self, record: StepRecord) -> None:
         slot = self._slot(record.end_time)
@@ -73,14 +74,6 @@ class MetricsTracker:
         slot.e2e[_bucket(record.end_time - record.arrival_time)] += 1
         if record.first_token_time is not None and record.output_tokens > 1:
             slot.tpot[_bucket((record.end_time - record.first_token_time) / (record.output_tokens - 1))] += 1
-
-    def count_rejection(self) -> None:
-        """One generation answered 429 or 503. Called on the event loop."""
-        self._rejected += 1
-
-    @property
-    def rejected_total(self) -> int:
-        return self._rejected
 
     def summary(self) -> dict[str, Any]:
         """Percentiles and rates of the last `WINDOW_S` seconds. prompt_tokens_per_s: computed ones, what the cache had left out."""
@@ -115,17 +108,21 @@ class MetricsTracker:
         return slot
 
 
-def percentiles_ms(histograms: Iterable[list[int]]) -> dict[str, float | None]:
+def percentiles_ms(histograms: Iterable[Histogram]) -> dict[str, float | None]:
     """p50, p95 and p99 by nearest rank over the sum of the histograms, each the middle of its bucket."""
-    counts = [sum(column) for column in zip(*histograms, strict=True)]
-    total = sum(counts)
-    return {f"p{p}": _percentile_ms(counts, ceil(total * p / 100)) if total else None for p in PERCENTILES}
+    counts: Histogram = Counter()
+    for histogram in histograms:
+        counts.update(dict(histogram))  # a copy in one go, for its writer may be at it
+    total = sum(counts.values())
+    ranks = {f"p{p}": ceil(total * p / 100) for p in PERCENTILES}
+    return dict.fromkeys(ranks) if not total else _values_ms(sorted(counts.items()), ranks)
 
 
-def _percentile_ms(counts: list[int], rank: int) -> float:
-    seen = 0
-    for bucket, count in enumerate(counts):
-        seen += count
-        if seen >= rank:
-            return round(1000 * SMALLEST_S * float(GROWTH ** (bucket + 0.5)), 3)
-    raise AssertionError("a rank is at most the number of samples")
+def _values_ms(counts: list[tuple[int, int]], ranks: dict[str, int]) -> dict[str, float | None]:
+    """ranks: from 1 to the number of samples."""
+    seen = list(accumulate(count for _, count in counts))
+    return {name: _middle_ms(counts[bisect_left(seen, rank)][0]) for name, rank in ranks.items()}
+
+
+def _middle_ms(bucket: int) -> float:
+    return round(1000 * SMALLEST_S * float(GROWTH ** (bucket + 0.5)), 4)

@@ -24,7 +24,7 @@ async def scheduler_stats(context: Context) -> dict[str, Any]:
         "prefilling": scheduler.num_prefilling,
         "running": scheduler.num_running,
         "admitted_total": scheduler.admitted_total,
-        "rejected_total": context.tracker.rejected_total,
+        "rejected_total": context.prometheus.rejected_total,
         "preemptions_total": scheduler.preemptions_total,
         "kv_pressure": _ratio(cache.used_blocks, cache.total_blocks),
         "free_blocks": cache.free_blocks,
