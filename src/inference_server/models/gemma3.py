@@ -1,4 +1,4 @@
-"""Gemma 3, the text model: config, block, attention (arXiv:2503.19786).
+"""Gemma 3, the text model: config and blocks (arXiv:2503.19786).
 
 Reads top to bottom as the forward runs. Five layers of six attend within a window; norms scale by 1 + weight; queries and keys
 are normed a head at a time; input and output embedding are one matrix. Vision towers are skipped at load, not run.
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from inference_server.core.kv_layout import LayerGroup
-from inference_server.kernels.ops import Activation, AddNorm, Epilogue, KVSlots
+from inference_server.kernels.ops import Activation, AddNorm, Epilogue
 from inference_server.models.attention import FULL, SLIDING, AttentionMetadata, LayerKV
 from inference_server.models.fields import ConfigFields, RopeParameters
-from inference_server.models.layers import OUTPUT, GatedMLP, RotaryAngles
+from inference_server.models.layers import GatedMLP, Heads, NormedHeadsAttention, RotaryAngles
 from inference_server.models.weights import Weights
 
 _BUILT = {
@@ -64,6 +64,17 @@ class Gemma3Config:
             max_position_embeddings=fields.get("max_position_embeddings", 131072),
             final_logit_softcapping=fields.get("final_logit_softcapping"),
             rope={FULL: _rope(fields, FULL, 1e6), SLIDING: _rope(fields, SLIDING, 1e4)},
+        )
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(
+            self.hidden_size,
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.head_dim,
+            scale=self.query_pre_attn_scalar**-0.5,
+            eps=self.rms_norm_eps,
         )
 
     def layer_groups(self, itemsize: int) -> tuple[LayerGroup, ...]:
@@ -115,7 +126,7 @@ class Block:
 
     def __init__(self, config: Gemma3Config, layer: int, weights: Weights, norm: AddNorm) -> None:
         self.layer_type = config.layer_types[layer]
-        self.attention = Attention(config, layer, weights.at("self_attn"), norm)
+        self.attention = NormedHeadsAttention(layer, config.heads, weights.at("self_attn"), norm, _norm_weight)
         between = _add_norm(weights, "post_attention_layernorm", "pre_feedforward_layernorm", config)
         self.mlp = GatedMLP(weights.at("mlp"), config.hidden_size, config.intermediate_size, Activation.GELU_TANH, between)
 
@@ -124,32 +135,6 @@ class Block:
     ) -> tuple[Tensor, Tensor]:
         x, update = self.attention(x, update, angles, metadata, kv)
         return self.mlp(x, update)
-
-
-class Attention:
-    """Grouped-query attention. Query, key and value heads lie side by side, so that one operation norms, rotates and stores them."""
-
-    def __init__(self, config: Gemma3Config, layer: int, weights: Weights, norm: AddNorm) -> None:
-        self.layer = layer
-        self.norm = norm
-        self.scale = config.query_pre_attn_scalar**-0.5
-        num_heads, num_kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
-        self.qkv = weights.linear(config.hidden_size, q_proj=q_size, k_proj=kv_size, v_proj=kv_size)
-        self.out = weights.linear(q_size, OUTPUT, o_proj=config.hidden_size)
-        q_norm, k_norm = (_norm_weight(weights, name, head_dim) for name in ("q_norm", "k_norm"))
-        self.qk_norm = torch.cat((q_norm.expand(num_heads, -1), k_norm.expand(num_kv_heads, -1)))  # by head
-        self.eps = config.rms_norm_eps
-        self.ops = weights.ops
-
-    def __call__(
-        self, x: Tensor | None, update: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV
-    ) -> tuple[Tensor, Tensor]:
-        x, qkv = self.qkv.after(x, update, self.norm)
-        group = metadata.groups[kv.group_of(self.layer)]
-        slots = KVSlots(kv.key(self.layer), kv.value(self.layer), group.slot_mapping)
-        q = self.ops.norm_rotate_store(qkv, self.qk_norm, self.eps, *angles, slots)
-        return x, self.out(group.attention(q, slots.key, slots.value, self.scale).flatten(1))
 
 
 def _norm_weight(weights: Weights, name: str, size: int) -> Tensor:

@@ -1,13 +1,17 @@
-"""The small layers that every family shares: rotary angles and the gated MLP. Each is made from its weights and called on activations.
+"""The layers that families share: rotary angles, attention with normed heads, the gated MLP. Made from weights, called on activations.
 
 A sublayer is handed the residual stream, None before the first, and the output of the sublayer before, which has not joined the stream
 yet. It returns the stream that this output has joined, and its own output: so the addition and the norms before a product go with it.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from inference_server.kernels.ops import Activation, AddNorm, Epilogue, Ops
+from inference_server.kernels.ops import Activation, AddNorm, Epilogue, KVSlots, Ops
+from inference_server.models.attention import AttentionMetadata, LayerKV
 from inference_server.models.fields import RopeParameters
 from inference_server.models.weights import Weights
 
@@ -32,6 +36,48 @@ class RotaryAngles:
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """positions int64 [tokens] to cos, sin [tokens, head_dim / 2], computed in fp32 and rounded to dtype."""
         return self.ops.rotary_angles(positions, self.frequencies, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The sizes and constants of an attention layer. scale: what scores are multiplied by; eps: of the norms of queries and keys."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    eps: float
+
+
+class NormedHeadsAttention:
+    """Grouped-query attention, queries and keys normed a head at a time.
+
+    Query, key and value heads lie side by side, so that one operation norms, rotates and stores them. norm: the way in;
+    norm_weight: reads what normed queries and keys are multiplied by.
+    """
+
+    def __init__(
+        self, layer: int, heads: Heads, weights: Weights, norm: AddNorm, norm_weight: Callable[[Weights, str, int], Tensor]
+    ) -> None:
+        self.layer = layer
+        self.heads = heads
+        self.norm = norm
+        self.ops = weights.ops
+        q_size, kv_size = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
+        self.qkv = weights.linear(heads.hidden_size, q_proj=q_size, k_proj=kv_size, v_proj=kv_size)
+        self.out = weights.linear(q_size, OUTPUT, o_proj=heads.hidden_size)
+        q_norm, k_norm = (norm_weight(weights, name, heads.head_dim) for name in ("q_norm", "k_norm"))
+        self.qk_norm = torch.cat((q_norm.expand(heads.num_heads, -1), k_norm.expand(heads.num_kv_heads, -1)))  # by head
+
+    def __call__(
+        self, x: Tensor | None, update: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV
+    ) -> tuple[Tensor, Tensor]:
+        x, qkv = self.qkv.after(x, update, self.norm)
+        group = metadata.groups[kv.group_of(self.layer)]
+        slots = KVSlots(kv.key(self.layer), kv.value(self.layer), group.slot_mapping)
+        q = self.ops.norm_rotate_store(qkv, self.qk_norm, self.heads.eps, *angles, slots)
+        return x, self.out(group.attention(q, slots.key, slots.value, self.heads.scale).flatten(1))
 
 
 class GatedMLP:

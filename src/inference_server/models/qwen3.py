@@ -1,4 +1,4 @@
-"""Qwen3, dense and with experts: config, block, attention, experts (arXiv:2505.09388).
+"""Qwen3, dense and with experts: config, blocks, experts (arXiv:2505.09388).
 
 Reads top to bottom as the forward runs. Every layer attends to everything; queries and keys are normed a head at a time; a layer's
 MLP is dense or a set of sparse experts; the output matrix may be the input embedding or one of its own.
@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from inference_server.core.kv_layout import LayerGroup
-from inference_server.kernels.ops import Activation, AddNorm, Epilogue, KVSlots
+from inference_server.kernels.ops import Activation, AddNorm, Epilogue
 from inference_server.models.attention import FULL, AttentionMetadata, LayerKV
 from inference_server.models.fields import ConfigFields, RopeParameters
-from inference_server.models.layers import OUTPUT, GatedMLP, RotaryAngles, norm_weight
+from inference_server.models.layers import GatedMLP, Heads, NormedHeadsAttention, RotaryAngles, norm_weight
 from inference_server.models.moe import load_experts
 from inference_server.models.weights import Weights
 
@@ -73,6 +73,17 @@ class Qwen3Config:
             tie_word_embeddings=fields.get("tie_word_embeddings", False),
         )
 
+    @property
+    def heads(self) -> Heads:
+        return Heads(
+            self.hidden_size,
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.head_dim,
+            scale=self.head_dim**-0.5,
+            eps=self.rms_norm_eps,
+        )
+
     def layer_groups(self, itemsize: int) -> tuple[LayerGroup, ...]:
         """One KV group: every layer attends to everything."""
         return (LayerGroup(tuple(range(self.num_hidden_layers)), self.num_key_value_heads, self.head_dim, itemsize),)
@@ -117,7 +128,8 @@ class Block:
     """Attention, then MLP; each after a norm and added to the residual stream."""
 
     def __init__(self, config: Qwen3Config, layer: int, weights: Weights) -> None:
-        self.attention = Attention(config, layer, weights.at("self_attn"), _add_norm(weights, "input_layernorm", config))
+        norm = _add_norm(weights, "input_layernorm", config)
+        self.attention = NormedHeadsAttention(layer, config.heads, weights.at("self_attn"), norm, norm_weight)
         norm = _add_norm(weights, "post_attention_layernorm", config)
         self.mlp: SparseMLP | GatedMLP
         if layer in config.expert_layers:
@@ -130,32 +142,6 @@ class Block:
     ) -> tuple[Tensor, Tensor]:
         x, update = self.attention(x, update, angles, metadata, kv)
         return self.mlp(x, update)
-
-
-class Attention:
-    """Grouped-query attention. Query, key and value heads lie side by side, so that one operation norms, rotates and stores them."""
-
-    def __init__(self, config: Qwen3Config, layer: int, weights: Weights, norm: AddNorm) -> None:
-        self.layer = layer
-        self.norm = norm
-        self.scale = config.head_dim**-0.5
-        num_heads, num_kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
-        self.qkv = weights.linear(config.hidden_size, q_proj=q_size, k_proj=kv_size, v_proj=kv_size)
-        self.out = weights.linear(q_size, OUTPUT, o_proj=config.hidden_size)
-        q_norm, k_norm = (norm_weight(weights, name, head_dim) for name in ("q_norm", "k_norm"))
-        self.qk_norm = torch.cat((q_norm.expand(num_heads, -1), k_norm.expand(num_kv_heads, -1)))  # by head
-        self.eps = config.rms_norm_eps
-        self.ops = weights.ops
-
-    def __call__(
-        self, x: Tensor | None, update: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV
-    ) -> tuple[Tensor, Tensor]:
-        x, qkv = self.qkv.after(x, update, self.norm)
-        group = metadata.groups[kv.group_of(self.layer)]
-        slots = KVSlots(kv.key(self.layer), kv.value(self.layer), group.slot_mapping)
-        q = self.ops.norm_rotate_store(qkv, self.qk_norm, self.eps, *angles, slots)
-        return x, self.out(group.attention(q, slots.key, slots.value, self.scale).flatten(1))
 
 
 class SparseMLP:
