@@ -72,6 +72,20 @@ def test_steps_that_few_or_many_rows_sample_from_are_captured_too(folder: Path) 
 
 
 @pytest.mark.gpu
+def test_mass_is_measured_in_captured_steps_too(folder: Path) -> None:
+    captured, expected = PagedDriver(folder, device="cuda", block_mass=True), PagedDriver(folder, block_mass=True)
+    masses = []
+    for driver in (captured, expected):
+        mass = driver.backend._block_mass.values
+        mass.zero_()
+        warm_up = driver.backend.graph_hits[1]
+        driver.generate(PROMPTS, NEW_TOKENS)
+        masses.append(mass[1:].cpu())  # padding reads the null block
+    assert captured.backend.graph_hits[0] >= NEW_TOKENS and expected.backend.graph_hits[0] == 0 < warm_up
+    torch.testing.assert_close(*masses, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.gpu
 def test_steps_above_the_largest_size_are_eager(folder: Path) -> None:
     expected = PagedDriver(folder).generate(PROMPTS, NEW_TOKENS)
     driver = PagedDriver(folder, device="cuda", cuda_graph_sizes=(1, 4), max_batched_tokens=64)

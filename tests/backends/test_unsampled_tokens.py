@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,9 @@ def masses(folder: Path, drops: bool) -> list[torch.Tensor]:
     return found
 
 
-def test_decoding_rows_add_their_mass_of_every_full_layer_once(folder: Path) -> None:
-    found = masses(folder, drops=True)
-    a_row = 4 * 2  # heads, full layers
-    assert [mass.sum().item() for mass in found] == pytest.approx([0, 2 * a_row, 4 * a_row, 6 * a_row])
-    for ours, expected in zip(found, masses(folder, drops=False), strict=True):
-        torch.testing.assert_close(ours, expected)
+def test_decoding_rows_add_their_mass_in_every_full_layer_that_sees_all_tokens(folder: Path) -> None:
+    heads, full_layers, with_own_kv = 4, 2, 1
+    for drops, in_mixed_steps in ((True, with_own_kv), (False, full_layers)):
+        in_three_steps = heads * 2 * in_mixed_steps, heads * 2 * full_layers, heads * 2 * full_layers
+        expected = [0, *accumulate(in_three_steps)]
+        assert [mass.sum().item() for mass in masses(folder, drops)] == pytest.approx(expected)

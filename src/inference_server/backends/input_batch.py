@@ -154,23 +154,23 @@ class InputBatch:
     def _sampled(self, sections: "_Sections", count: int, plan: StepPlan | None) -> SampledTokens:
         """The last tokens of the sampling rows, padding included, as rows of one token each."""
         if plan is None:
-            lengths, num_decodes = [self.max_model_len] * count, None
+            lengths = [self.max_model_len] * count
         else:
             lengths = [length for length, samples in zip(_lengths(plan), plan.samples, strict=True) if samples]
-            num_decodes = sum(samples and new == 1 for samples, new in zip(plan.samples, plan.num_new_tokens, strict=True))
         starts, slots = self._single_starts[: count + 1], sections.sampled_slots[:count]
-        rows = StepRows(list(range(count + 1)), lengths, starts, sections.sampled_lens[:count], count, slots, num_decodes)
+        rows = StepRows(list(range(count + 1)), lengths, starts, sections.sampled_lens[:count], count, slots)
         nothing_to_store = self._places.slot_mapping[:, :0]
-        return SampledTokens(sections.sampled_tokens[:count], AttentionMetadata(self._groups(nothing_to_store, rows)))
+        return SampledTokens(sections.sampled_tokens[:count], AttentionMetadata(self._groups(nothing_to_store, rows, measured=False)))
 
-    def _groups(self, slot_mapping: Tensor, rows: StepRows) -> tuple[GroupMetadata, ...]:
+    def _groups(self, slot_mapping: Tensor, rows: StepRows, measured: bool = True) -> tuple[GroupMetadata, ...]:
+        """measured: add to the mass. Rows of sampled tokens do not, since nothing tells those of prompts from those that decode."""
         return tuple(
-            GroupMetadata(mapping, self._bind_attention(table, rows, window))
+            GroupMetadata(mapping, self._bind_attention(table, rows, window, measured))
             for mapping, table, window in zip(slot_mapping, self._tables, self._windows, strict=True)
         )
 
-    def _bind_attention(self, block_tables: Tensor, rows: StepRows, window: int | None) -> Attention:
-        block_mass = self._block_mass if window is None else None
+    def _bind_attention(self, block_tables: Tensor, rows: StepRows, window: int | None, measured: bool) -> Attention:
+        block_mass = self._block_mass if measured and window is None else None
         return self._ops.bind_attention(block_tables, rows, window, self._block_size, block_mass)
 
     def _update_tables(self, requests: Sequence[ScheduledRequest], slots: IntArray, ends: IntArray) -> tuple[list[int], list[int]]:

@@ -89,7 +89,7 @@ class PagedBackend:
         self._prepare(layout)
         for count in (1, 2):  # so that no request waits for a library's first call or a kernel's compiler
             self._run(null_plan([count], layout))
-        if self._device.type == "cuda" and self._block_mass is None:  # mass is measured by operations that wait for the device
+        if self._device.type == "cuda":
             self._capture()
 
     def launch(self, plan: StepPlan) -> PagedStep:

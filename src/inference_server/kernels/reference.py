@@ -214,8 +214,8 @@ def bind_attention(
 ) -> Attention:
     """`paged_attention` for the rows of one step and one layer group: (q, key, value, scale) to the output.
 
-    block_mass: fp32 [num_blocks], to which each call adds what the rows of one token, or rows.num_decodes of them, attend to: for every
-    block the softmax probabilities of its keys, summed over keys, rows and heads. None, the usual case, costs nothing.
+    block_mass: fp32 [num_blocks], to which each call adds what the rows of one token attend to: for every block the softmax
+    probabilities of its keys, summed over keys, rows and heads. None, the usual case, costs nothing.
     """
     attention = PagedAttention(rows.tables(block_tables, block_size), rows.starts, rows.lengths, window, block_size)
     return attention if block_mass is None else MassAttention(attention, block_tables, rows, window, block_size, block_mass)
@@ -314,7 +314,7 @@ class MassAttention:
         self, attention: Attention, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int, block_mass: Tensor
     ) -> None:
         self._attention, self._block_mass = attention, block_mass
-        single = rows.num_single if rows.num_decodes is None else rows.num_decodes
+        single = rows.num_single
         tables = rows.tables(block_tables, block_size)[:single]
         self._reads = PagedAttention(tables, rows.starts[: single + 1], rows.lengths[:single], window, block_size).decodes
 

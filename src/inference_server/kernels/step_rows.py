@@ -16,7 +16,6 @@ class StepRows:
     Of a launch that is captured for later steps the host has bounds: the lengths are the longest there can be, num_single counts the rows
     that may have one token, and the last row stands for those that may have more.
     slots: int32 [rows], the line of the block tables that is each row's; None where row i's is line i.
-    num_decodes: how many of the first rows count as decoding where mass is measured; None for num_single.
     """
 
     starts: list[int]
@@ -25,7 +24,6 @@ class StepRows:
     seq_lens: Tensor
     num_single: int
     slots: Tensor | None = None
-    num_decodes: int | None = None
 
     def tables(self, block_tables: Tensor, block_size: int) -> Tensor:
         """The rows' own lines of the block tables [slots, max_blocks], no wider than the longest row needs."""

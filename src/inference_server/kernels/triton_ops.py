@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inference_server.kernels.attention_mass import TritonMassAttention
 from inference_server.kernels.experts import TritonExperts
 from inference_server.kernels.fused_norm import add_norm
 from inference_server.kernels.linear import TritonLinear
 from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue
 from inference_server.kernels.place_tokens import place_tokens
 from inference_server.kernels.quantize import QuantizedWeight
-from inference_server.kernels.reference import MassAttention
 from inference_server.kernels.rope_kv import norm_rotate_store, rotary_angles
 from inference_server.kernels.route import route
 from inference_server.kernels.step_rows import StepRows
@@ -49,6 +49,6 @@ class TritonOps:
     def bind_attention(
         self, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int, block_mass: Tensor | None = None
     ) -> Attention:
-        """As `reference.bind_attention`; the kernels see the block size in the cache. Mass is added by PyTorch, which no graph captures."""
+        """As `reference.bind_attention`; the kernels see the block size in the cache. Mass is of layers without a window."""
         attention = TritonAttention(block_tables, rows, window)
-        return attention if block_mass is None else MassAttention(attention, block_tables, rows, window, block_size, block_mass)
+        return attention if block_mass is None else TritonMassAttention(attention, block_mass)
