@@ -1,6 +1,6 @@
 """Times the launch configurations of the small-batch linear kernels on this card and writes the best into `kernels/launch_table.json`.
 
-    python scripts/bench/tune_triton_launch.py [gemma4-e2b ...] [--rows 1 16 32 64] [--int8] [--experts 1 8 32 256] [--processes 12]
+    python scripts/bench/tune_triton_launch.py [gemma4-e2b ...] [--rows 1 16 32 64] [--shapes 24576x1536] [--int8] [--experts 1 8 32]
 
 Shapes are those of the models' decode steps. Weights rotate past the L2 cache. Where the library's product with separate launches is
 faster, the table says null. Kernels are compiled by several processes first; every configuration is checked against the reference, and
@@ -33,6 +33,7 @@ from inference_server.kernels.quantize import QuantizedWeight, quantize_weight
 ROTATED_BYTES = 300_000_000
 MAX_ERROR = 0.01
 SHARED_BYTES = 220_000  # of an H200: only to leave out what cannot be launched
+PROCESSORS = 132  # of an H200
 EPS = 1e-6
 TOP_K = 8  # experts of a token, in the released models
 
@@ -126,12 +127,36 @@ def candidates(case: Case) -> Iterator[LaunchConfig]:
             if case.k % block_k == 0 and chunked and 24 <= per_thread <= 192 and rows * block_k >= warps * 256:
                 yield LaunchConfig(rows, block_k, warps, 1)
         return
-    tiles = [(64, 64), (64, 128), (64, 256)] if case.split else [(16, 128), (16, 256), (32, 128), (64, 64), (64, 128), (64, 256), (128, 64)]
-    for (rows, block_k), stages, split in itertools.product(tiles, (4, 6), (2, 4) if case.split else (1,)):
-        programs = case.n // matrices // rows * split
-        shared = (rows * matrices * size + 2 * max(16, case.rows)) * block_k * stages
-        if shared <= SHARED_BYTES and programs >= 16 and case.k % (block_k * split) == 0 and block_k * stages <= max(256, case.k // split):
-            yield LaunchConfig(rows, block_k, 8 if rows * matrices > 128 else 4 if rows > 16 else 2, stages, split)
+    yield from split_candidates(case) if case.split else tile_candidates(case, matrices, size)
+
+
+def split_candidates(case: Case) -> Iterator[LaunchConfig]:
+    tiles = [(64, 64, 6), (64, 128, 4), (64, 128, 6), (64, 256, 4)] if case.k > 512 else [(32, 64, 2), (64, 64, 2)]
+    for (rows, block_k, stages), split in itertools.product(tiles, (2, 3, 4, 5, 8)):
+        if case.n // rows * split >= 16 and case.k % block_k == 0 and block_k * stages <= max(256, case.k // split):
+            yield LaunchConfig(rows, block_k, 4, stages, split)
+
+
+def tile_candidates(case: Case, matrices: int, size: int) -> Iterator[LaunchConfig]:
+    """One tile a program, or as many programs as stay on the card taking turns."""
+    for rows, block_k, stages in [
+        (16, 128, 6),
+        (16, 256, 4),
+        (32, 64, 6),
+        (32, 128, 4),
+        (32, 128, 6),
+        (64, 64, 6),
+        (64, 128, 4),
+        (128, 64, 4),
+    ]:
+        height, num_tiles = rows * matrices, case.n // matrices // rows
+        shared = (height * size + max(16, case.rows) * 2) * block_k * stages
+        if num_tiles >= 8 and case.k % block_k == 0 and block_k * stages <= case.k and shared <= SHARED_BYTES:
+            warps = 8 if height > 128 else 4 if height > 32 else 2
+            for beside in (0, 1, 2):  # programs of a multiprocessor
+                programs = beside * PROCESSORS
+                if not beside or (height >= 64 and num_tiles > 1.3 * programs and beside * shared <= SHARED_BYTES):
+                    yield LaunchConfig(rows, block_k, warps, stages, programs=programs)
 
 
 def compile_all(jobs: list[tuple[Case, LaunchConfig]]) -> None:
@@ -154,7 +179,9 @@ def tune(case: Case, copy_speed: float) -> list[int] | None:
     separate = bench.microseconds(lambda weight: bench.separate(best, weight)) if case.norm else library
     floor = weight_bytes / copy_speed * 1e3
     print(f"{case.key:36s} {times[best]:8.2f} {library:8.2f} {separate:8.2f} {floor:8.2f}  {astuple(best)}", flush=True)
-    return list(astuple(best)) if times[best] <= min(library, separate) else None
+    if times[best] > min(library, separate):
+        return None
+    return list(astuple(best)) if best.programs else list(astuple(best))[:-1]
 
 
 def write(entries: dict[str, list[int] | None]) -> None:
@@ -171,12 +198,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=["gemma4-e2b", "gemma4-e4b", "qwen3-30b-a3b"])
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 16, 32, 64])
+    parser.add_argument("--shapes", nargs="*", help="of the weights, N x K; all by default")
     parser.add_argument("--int8", action="store_true")
     parser.add_argument("--experts", type=int, nargs="*", default=[])
     parser.add_argument("--processes", type=int, default=12)
     arguments = parser.parse_args()
     models = [shapes_of(model) for model in arguments.models]
     layers = dict.fromkeys(layer for model in models for layer in model.layers)
+    if arguments.shapes:
+        layers = {layer: None for layer in layers if f"{layer[0]}x{layer[1]}" in arguments.shapes}
     experts = dict.fromkeys(ExpertShape(n, TOP_K, hidden, size) for model in models for n, hidden, size in model.experts_shapes)
     every = (case for rows in arguments.rows for layer in layers for case in cases(rows, *layer, arguments.int8))
     todo = [case for case in every if any(candidates(case))]

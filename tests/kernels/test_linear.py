@@ -22,6 +22,7 @@ EPILOGUES = [
     Epilogue(softcap=0.5, out_dtype=FP32),
 ]
 CONFIG = LaunchConfig(rows=16, block_k=32, num_warps=4, num_stages=2)
+IN_TURNS = LaunchConfig(rows=16, block_k=32, num_warps=4, num_stages=2, programs=2)
 ADD_NORM = [
     (True, True, True, 0.7),
     (True, True, False, 0.7),
@@ -39,7 +40,8 @@ def test_shapes_that_fill_no_block(rows: int, n: int, k: int, epilogue: Epilogue
     x, weight = randn(rows, k), weights(n * (2 if epilogue.gated else 1), k)
     expected = exact_linear(x, weight, epilogue)
     assert_near(TritonLinear(weight, epilogue, weight.dtype)(x), expected)
-    assert_near(few_rows(x, weight, epilogue, None, CONFIG), expected)
+    for config in (CONFIG, IN_TURNS):
+        assert_near(few_rows(x, weight, epilogue, None, config), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -165,7 +167,7 @@ def way_taken(rows: int, choice: LaunchConfig | None, monkeypatch: pytest.Monkey
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 2, 8, 16, 32, 64, 200])
-@pytest.mark.parametrize("n, k", [(2560, 1536), (1536, 4096), (256, 1536), (1536, 256), (8960, 1536), (1536, 12288), (5376, 2112)])
+@pytest.mark.parametrize("n, k", [(2560, 1536), (1536, 4096), (256, 1536), (1536, 256), (24576, 1536), (1536, 12288), (5376, 2112)])
 def test_real_shapes(rows: int, n: int, k: int) -> None:
     torch.manual_seed(0)
     x, weight = randn(rows, k, dtype=BF16), weights(n, k, BF16)
@@ -180,6 +182,15 @@ def test_real_shapes(rows: int, n: int, k: int) -> None:
     after, stream = AddNorm(norm_weight(n), None, 1e-6), randn(rows, n, dtype=BF16)
     expected_sum = reference.add_norm(stream, exact_linear(x, weight), after)[0]
     assert_near(add_norm(stream, TritonLinear(weight, PARTIAL, weight.dtype)(x), after)[0], expected_sum)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 8, 32, 64])
+def test_an_output_projection(rows: int) -> None:
+    torch.manual_seed(0)
+    x, weight, epilogue = randn(rows, 1536, dtype=BF16), weights(262144, 1536, BF16), Epilogue(softcap=30.0, out_dtype=FP32)
+    got, expected = TritonLinear(weight, epilogue, BF16)(x), exact_linear(x, weight, epilogue)
+    assert_near(got.to(BF16), expected.to(BF16))  # the library rounds before the cap
 
 
 @pytest.mark.gpu

@@ -19,7 +19,7 @@ LOG2_E = 1.4426950408889634
 MIN_DOT_ROWS = 16  # the smallest tile of queries that the tensor cores take
 FEW_SPLITS = 16  # the reduction is compiled for at most so many parts, and for any number
 REDUCE_DIMS = 64  # dimensions of a head that one program of the reduction handles
-MANY_HEADS = 1024  # of all rows: then a program takes four times the dimensions, since most have nothing to do and only cost their start
+MANY_HEADS = 64  # of all rows: then a program takes four times the dimensions, since most have nothing to do and only cost their start
 
 
 def decode_attention(

@@ -1,7 +1,8 @@
 """A linear layer of 2 to 64 rows, where the time is still that of reading the weight once: y = epilogue(x @ W.T), in one launch.
 
-It goes through the matrix units, with x as the narrow operand. Sums are in float32 and rounded once. A weight may be int8 with a float32
-scale for each output feature: it is widened in registers.
+It goes through the matrix units, with x as the narrow operand. Sums are in float32 and rounded once. Programs may take turns at the
+tiles, so that each waits for its first loads only once. A weight may be int8 with a float32 scale for each output feature: it is widened
+in registers.
 """
 
 import torch
@@ -38,7 +39,8 @@ def few_rows(
         raise ValueError(f"{epilogue} cannot be left in partial sums")
     split_k = triton.cdiv(triton.cdiv(k, config.splits), config.block_k) * config.block_k
     overlap = overlaps_launches(x.device)
-    _few_rows_kernel[(triton.cdiv(n, config.rows), config.splits)](
+    tiles = triton.cdiv(n, config.rows)
+    _few_rows_kernel[(min(config.programs or tiles, tiles), config.splits)](
         x,
         weight,
         scales,
@@ -59,6 +61,7 @@ def few_rows(
         ACTIVATION=epilogue.activation,
         FACTOR=factor is not None,
         SOFTCAP=epilogue.softcap,
+        IN_TURNS=config.programs > 0,
         OVERLAP=overlap,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -89,52 +92,59 @@ def _few_rows_kernel(
     ACTIVATION: tl.constexpr,
     FACTOR: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    IN_TURNS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The weight is the left operand, so that few rows of x pad only the narrow side: accumulators are [ROWS, BLOCK_M]."""
-    features = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    first_k = tl.program_id(1) * SPLIT_K
-    chunk = first_k + tl.arange(0, BLOCK_K)
-    weight_at = weight + features.to(tl.int64)[:, None] * K + chunk[None, :]
-    up_at = weight_at + n.to(tl.int64) * K
+    """The weight is the left operand, so that few rows of x pad only the narrow side: accumulators are [weight rows, BLOCK_M].
+
+    Gated, the weight rows are those of the features' gates, then of their ups: one product of twice the height.
+    """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-        _prefetch(weight, first_k, features, n, K, LINE, PREFETCH, GATED)
+        _prefetch(weight, tl.program_id(1) * SPLIT_K, tl.program_id(0) * ROWS, n, K, ROWS, LINE, PREFETCH, GATED)
         tl.extra.cuda.gdc_wait()
+    matrices: tl.constexpr = 2 if GATED else 1
+    tile_row = tl.arange(0, matrices * ROWS)
+    chunk = tl.program_id(1) * SPLIT_K + tl.arange(0, BLOCK_K)
     tokens = tl.arange(0, BLOCK_M)
+    inside_m = (tokens < m)[None, :]
     x_at = x + tokens[None, :] * K + chunk[:, None]
-    sums = tl.zeros((ROWS, BLOCK_M), tl.float32)
-    up_sums = tl.zeros((ROWS, BLOCK_M), tl.float32)
-    for k in range(0, SPLIT_K, BLOCK_K):
-        if EVEN_K:
-            rows = tl.load(x_at + k, mask=(tokens < m)[None, :], other=0.0)
-            inside = (features < n)[:, None]
+    to_row = (tl.program_id(1) * m + tokens)[None, :].to(tl.int64) * n
+    for tile in tl.range(tl.program_id(0), tl.cdiv(n, ROWS), tl.num_programs(0), flatten=IN_TURNS):
+        feature = tile * ROWS + tile_row % ROWS
+        inside_n = (feature < n)[:, None]
+        weight_row = feature + tile_row // ROWS * n
+        weight_at = weight + weight_row.to(tl.int64)[:, None] * K + chunk[None, :]
+        sums = tl.zeros((matrices * ROWS, BLOCK_M), tl.float32)
+        for k in range(0, SPLIT_K, BLOCK_K):
+            if EVEN_K:
+                rows = tl.load(x_at + k, mask=inside_m, other=0.0)
+                part = tl.load(weight_at + k, mask=inside_n, other=0.0)
+            else:
+                rows = tl.load(x_at + k, mask=inside_m & (k + chunk < K)[:, None], other=0.0)
+                part = tl.load(weight_at + k, mask=inside_n & (k + chunk < K)[None, :], other=0.0)
+            sums = tl.dot(part.to(rows.dtype), rows, sums, input_precision="ieee")
+        if scales is not None:
+            sums *= tl.load(scales + weight_row[:, None], mask=inside_n, other=0.0)
+        if GATED:
+            gate, up = tl.split(tl.permute(tl.reshape(sums, (2, ROWS, BLOCK_M)), (1, 2, 0)))
+            result = activate(gate, ACTIVATION) * up
         else:
-            rows = tl.load(x_at + k, mask=(tokens < m)[None, :] & (k + chunk < K)[:, None], other=0.0)
-            inside = (features < n)[:, None] & (k + chunk < K)[None, :]
-        sums = tl.dot(tl.load(weight_at + k, mask=inside, other=0.0).to(rows.dtype), rows, sums, input_precision="ieee")
-        if GATED:
-            up_sums = tl.dot(tl.load(up_at + k, mask=inside, other=0.0).to(rows.dtype), rows, up_sums, input_precision="ieee")
-    if scales is not None:
-        sums *= tl.load(scales + features, mask=features < n, other=0.0)[:, None]
-        if GATED:
-            up_sums *= tl.load(scales + n + features, mask=features < n, other=0.0)[:, None]
-    result = activate(sums, ACTIVATION)
-    if GATED:
-        result *= up_sums
-    valid = (features < n)[:, None] & (tokens < m)[None, :]
-    if FACTOR:
-        result *= tl.load(factor + tokens[None, :] * factor_stride + features[:, None], mask=valid, other=0.0).to(tl.float32)
-    if SOFTCAP is not None:
-        result = softcap(result, SOFTCAP)
-    row = tl.program_id(1) * m + tokens
-    tl.store(y + row[None, :].to(tl.int64) * n + features[:, None], result.to(y.dtype.element_ty), mask=valid)
+            result = activate(sums, ACTIVATION)
+        features = tile * ROWS + tl.arange(0, ROWS)
+        valid = (features < n)[:, None] & inside_m
+        if FACTOR:
+            result *= tl.load(factor + tokens[None, :] * factor_stride + features[:, None], mask=valid, other=0.0).to(tl.float32)
+        if SOFTCAP is not None:
+            result = softcap(result, SOFTCAP)
+        tl.store(y + to_row + features[:, None], result.to(y.dtype.element_ty), mask=valid)
 
 
 @triton.jit
-def _prefetch(weight, first_k, features, n, K: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr, GATED: tl.constexpr):
-    """Asks for the start of each of the program's weight rows to be brought to L2: LINES of LINE elements, 128 bytes."""
-    pointers = weight + tl.minimum(features, n - 1).to(tl.int64)[:, None] * K + first_k + tl.arange(0, LINES)[None, :] * LINE
+def _prefetch(weight, first_k, first, n, K: tl.constexpr, ROWS: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr, GATED: tl.constexpr):
+    """Asks for the start of each weight row of the program's first tile to be brought to L2: LINES of LINE elements, 128 bytes."""
+    features = tl.minimum(first + tl.arange(0, ROWS), n - 1)
+    pointers = weight + features.to(tl.int64)[:, None] * K + first_k + tl.arange(0, LINES)[None, :] * LINE
     _prefetch_lines(pointers)
     if GATED:
         _prefetch_lines(pointers + n.to(tl.int64) * K)

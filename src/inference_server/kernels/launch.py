@@ -19,13 +19,17 @@ Table = dict[str, dict[str, list[int] | None]]
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
-    """rows: output features of a program. block_k: inputs of a tile. splits: programs that share a sum, each over its part of K."""
+    """rows: output features of a tile. block_k: inputs of a tile. splits: programs that share a sum, each over its part of K.
+
+    programs: how many take turns at the tiles, loading for the next while they finish one; 0 for one a tile.
+    """
 
     rows: int
     block_k: int
     num_warps: int
     num_stages: int = 1
     splits: int = 1
+    programs: int = 0
 
 
 def table_key(operation: str, n: int, k: int) -> str:
