@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine_host import print_host_times
 from engine_profile import print_profile
 from engine_rig import WaitClock, create_engine, model_folder
 from engine_workloads import VLLM, WORKLOADS, Workload
@@ -81,6 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prefill-mode", type=PrefillMode, choices=list(PrefillMode), default=PrefillMode.BATCHED)
     parser.add_argument("--unnoticed-itl-ms", type=float, default=SchedulerOptions().unnoticed_itl_ms, help="of `mixed` and `chunked`")
     parser.add_argument("--cuda-graph-sizes", type=int, nargs="*", default=[], help="0 for none")
+    parser.add_argument("--host", action="store_true", help="where the host's time of a step goes: decodes of 1, 32 and 256 rows")
     parser.add_argument(
         "--profile", action="store_true", help="where the time of a step goes: decodes of 1, 32 and 256 rows, prompts of 8,192"
     )
@@ -118,6 +120,10 @@ def main() -> None:
             print(row(measure(engine, workload, clock, args.rounds, args.temperature), published.get(workload.name)), flush=True)
     replayed, forwards = backend.graph_hits
     print(f"replayed as graphs: {replayed} of {forwards} forwards")
+    if args.host:
+        for rows in (1, 32, 256):
+            decodes = Workload(f"decode of {rows}", rows, output=(96, 96))
+            print_host_times(decodes.name, engine, decodes.requests(1, engine.model.spec.vocab_size), warm_steps=20, timed_steps=64)
     if args.profile:
         vocab_size = engine.model.spec.vocab_size
         for rows in (1, 32, 256):

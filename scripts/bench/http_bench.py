@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import NamedTuple
 
 import httpx
 import torch
@@ -55,9 +56,16 @@ def read_bandwidth_gbps(gibibytes: float = 1.0, repeats: int = 8) -> float:
     return best
 
 
+class Server(NamedTuple):
+    """A server that runs. pid: 0 for one that was running before."""
+
+    url: str
+    pid: int = 0
+
+
 @contextmanager
-def serve(startup_s: float, flags: Sequence[str]) -> Iterator[str]:
-    """Run `python -m inference_server` with these flags on a free port and yield its address once it is ready."""
+def serve(startup_s: float, flags: Sequence[str]) -> Iterator[Server]:
+    """Run `python -m inference_server` with these flags on a free port until the context ends; entered once it is ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -67,7 +75,7 @@ def serve(startup_s: float, flags: Sequence[str]) -> Iterator[str]:
     process = subprocess.Popen(command, env=os.environ)
     try:
         wait_until_ready(url, process, startup_s)
-        yield url
+        yield Server(url, process.pid)
     finally:
         process.terminate()
         process.wait(timeout=60)
@@ -134,10 +142,10 @@ def main() -> None:
 
     bandwidth = read_bandwidth_gbps()
     scale = REFERENCE_GBPS / bandwidth
-    with nullcontext(args.url) if args.url else serve(args.startup_s, server_flags) as url:
-        rows = [(str(n), asyncio.run(measure(url, n, args.max_tokens, args.rounds))) for n in args.clients]
+    with nullcontext(Server(args.url)) if args.url else serve(args.startup_s, server_flags) as server:
+        rows = [(str(n), asyncio.run(measure(server.url, n, args.max_tokens, args.rounds))) for n in args.clients]
         if args.prefill_words:
-            rows.append(("prefill", asyncio.run(measure_prefill(url, args.prefill_words, args.rounds))))
+            rows.append(("prefill", asyncio.run(measure_prefill(server.url, args.prefill_words, args.rounds))))
 
     out = sys.stdout.write
     out(f"read bandwidth {bandwidth:.1f} GB/s; {args.max_tokens} tokens out, best of {args.rounds}\n")

@@ -298,6 +298,19 @@ def test_run_hands_over_a_terminal_delta_for_every_request_when_the_thread_dies(
     assert backend.closed
 
 
+def test_with_overlap_deltas_go_out_while_the_next_step_runs_and_once_though_the_thread_dies() -> None:
+    def explode(plan: StepPlan) -> None:
+        if plan.step_id == 5:
+            raise ZeroDivisionError
+
+    backend = EchoBackend(before_collect=explode)
+    engine = Engine(lambda: loaded(backend, overlap=True), EngineOptions(), clock=VirtualClock())
+    engine.add(scheduled("abcdefgh"))
+    handed: list[tuple[int, str]] = []
+    engine.run(lambda deltas: handed.extend((backend.num_launches, delta.text) for delta in deltas.values()))
+    assert handed == [(3, "a"), (4, "b"), (5, "c"), (6, "d"), (6, "")]
+
+
 def test_prompt_of_one_byte_of_a_character_does_not_leak_into_the_answer() -> None:
     engine = engine_on(loaded())
     request = scheduled("x")

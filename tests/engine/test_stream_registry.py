@@ -13,50 +13,20 @@ from inference_server.engine.stream_registry import StreamRegistry
 pytestmark = pytest.mark.anyio
 
 
-async def read(registry: StreamRegistry, number: int, steps: int) -> list[list[OutputDelta]]:
-    """The deltas that waiting readers get of `steps` quick steps, the last of them terminal."""
-    streams = [RequestStream([f"r{n}"], lambda request_id: None) for n in range(number)]
-    for stream in streams:
-        registry.take_places()
-        registry.open(stream)
-
-    async def reader(stream: RequestStream) -> list[OutputDelta]:
-        return [delta async for delta in stream]
-
-    readers = [asyncio.create_task(reader(stream)) for stream in streams]
-    for step in range(steps):
-        end = FinishReason.STOP if step == steps - 1 else None
-        deltas = {s.request_ids[0]: OutputDelta(text=f"{step},", token_ids=[step], finish_reason=end) for s in streams}
-        await asyncio.to_thread(registry.hand_over, deltas)
-        for _ in range(3):
-            await asyncio.sleep(0)
-    return await asyncio.gather(*readers)
-
-
-@pytest.mark.parametrize(("number", "crowded"), [(64, False), (65, True)])
-async def test_deltas_are_merged_above_64_streams_alone(number: int, crowded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference_server.engine.stream_registry._MERGE_S", 30.0)
-    registry = StreamRegistry()
-    registry.bind(asyncio.get_running_loop())
-    reads = await asyncio.wait_for(read(registry, number, steps=5), 10)
-    for deltas in reads:
-        assert [d.text for d in deltas] == (["0,", "1,2,3,4,"] if crowded else ["0,", "1,", "2,", "3,", "4,"])
-        assert [t for d in deltas for t in d.token_ids] == [0, 1, 2, 3, 4]
-    assert (registry.num_places, registry.num_streams) == (0, 0)
-
-
-async def test_sleeping_readers_are_woken_without_another_step() -> None:
+async def test_a_hand_over_wakes_every_reader_and_a_slow_one_gets_merged_deltas() -> None:
     registry = StreamRegistry()
     registry.bind(asyncio.get_running_loop())
     streams = [RequestStream([f"r{n}"], lambda request_id: None) for n in range(70)]
     for stream in streams:
         registry.take_places()
         registry.open(stream)
-    for text in ("first", "second"):
-        waiting = [asyncio.create_task(anext(stream)) for stream in streams]
-        await asyncio.sleep(0)
-        registry.hand_over({stream.request_ids[0]: OutputDelta(text=text) for stream in streams})
-        assert {d.text for d in await asyncio.wait_for(asyncio.gather(*waiting), 1)} == {text}
+    waiting = [asyncio.create_task(anext(stream)) for stream in streams[1:]]
+    await asyncio.sleep(0)
+    for text in ("a", "b"):
+        await asyncio.to_thread(registry.hand_over, {s.request_ids[0]: OutputDelta(text=text, token_ids=[1]) for s in streams})
+    assert {delta.text for delta in await asyncio.wait_for(asyncio.gather(*waiting), 5)} <= {"a", "ab"}
+    assert (await anext(streams[0])).text == "ab"
+    assert (registry.num_places, registry.num_streams) == (70, 70)
 
 
 async def test_close_all_ends_each_stream_once_and_quiet_follows() -> None:

@@ -21,6 +21,7 @@ from inference_server.core.request import FinishReason, ScheduledRequest
 from inference_server.engine.commands import Abort, Add, Command, Inspect, Stop
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.engine.open_requests import OpenRequests
+from inference_server.engine.outbox import Outbox
 from inference_server.engine.output_processor import OutputProcessor
 from inference_server.engine.step_pace import StepPace
 from inference_server.engine.step_pipeline import StepPipeline
@@ -69,6 +70,9 @@ class Engine:
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._idle = True
         self._stopping = False
+        self._num_kept = 0  # steps that stay in flight
+        self._outbox = Outbox()
+        self._ready: Deltas = {}  # to be handed over
         # These exist once `load` has returned.
         self._scheduler: SchedulerInterface
         self._open: OpenRequests
@@ -110,15 +114,21 @@ class Engine:
             self.load()
             while not self._stopping:
                 self._wait_for_work()
-                hand_over(self.step())
+                self._begin_step()
+                self._pass_on(hand_over)  # what the step before brought: the loop reads it while the device is busy with this one
+                self._ready = self._end_step()
+                if not self._pipeline:
+                    self._pass_on(hand_over)
             self.state = EngineState.STOPPED
         except BaseException as error:  # a panic in a native library is no Exception, and this is the end of the thread
             self.state = EngineState.DEAD
             self._report_death(error)
             if self.model is not None:
                 self._end_all_after_death()
-                hand_over(self._open.take())
+                self._pass_on(hand_over)
+                self._ready = self._outbox.take(self._clock(), flush=True)
         finally:
+            self._pass_on(hand_over)
             self._close()
 
     def load(self) -> LoadedModel:
@@ -130,8 +140,8 @@ class Engine:
             raise
         processor = OutputProcessor(model.tokenizer, model.dialect)
         self._scheduler = model.scheduler
-        self._open = OpenRequests(model.scheduler, processor, self._options, self._sinks)
-        self._pipeline = StepPipeline(model, processor, self._open, self._sinks, self._clock)
+        self._open = OpenRequests(model.scheduler, processor, self._outbox, self._options, self._sinks)
+        self._pipeline = StepPipeline(model, processor, self._open, self._outbox, self._sinks, self._clock)
         self._depth = 1 if model.spec.supports_overlap else 0
         self._publish()
         self.model = model
@@ -144,6 +154,10 @@ class Engine:
         With overlap one step stays in flight, so that scheduling and text run in its shadow. The snapshot is published
         before the deltas are handed over: whoever sees a terminal delta also sees the blocks freed.
         """
+        self._begin_step()
+        return self._end_step()
+
+    def _begin_step(self) -> None:
         now = self._clock()
         while not (self._inbox.empty() or self._stopping):
             self._apply(self._inbox.get())
@@ -155,10 +169,17 @@ class Engine:
         was_idle, self._idle = self._idle, plan is None and not self._pipeline
         if self._options.check_integrity and self._idle and not was_idle:
             self._scheduler.check_integrity(self._open)
-        if len(self._pipeline) > (0 if plan is None else self._depth):
+        self._num_kept = 0 if plan is None else self._depth
+
+    def _end_step(self) -> Deltas:
+        if len(self._pipeline) > self._num_kept:
             self._pipeline.collect()
         self._publish()
-        return self._open.take()
+        return self._outbox.take(self._clock(), flush=self._idle)
+
+    def _pass_on(self, hand_over: Callable[[Mapping[str, OutputDelta]], None]) -> None:
+        ready, self._ready = self._ready, {}
+        hand_over(ready)
 
     def _wait_for_work(self) -> None:
         """With nothing to compute, block until a command arrives or a deadline is due."""

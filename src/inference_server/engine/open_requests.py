@@ -4,14 +4,15 @@ An end frees the scheduler's resources, makes the terminal delta and writes the 
 for it: a stop, a deadline, an abort, a failed step or a dying engine. Deadlines cost a comparison a step, not a scan.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 
 from inference_server.core.errors import DeadlineExceededError, InferenceServerError, OverloadedError
 from inference_server.core.options import EngineOptions
-from inference_server.core.outputs import OutputDelta, Usage
+from inference_server.core.outputs import Usage
 from inference_server.core.records import RecordSink, RequestRecord
 from inference_server.core.request import FinishReason, RequestStatus, ScheduledRequest
+from inference_server.engine.outbox import Outbox
 from inference_server.engine.output_processor import OutputProcessor
 from inference_server.scheduler.interface import SchedulerInterface
 
@@ -23,16 +24,17 @@ class OpenRequests:
         self,
         scheduler: SchedulerInterface,
         processor: OutputProcessor,
+        outbox: Outbox,
         options: EngineOptions,
         sinks: Sequence[RecordSink],
     ) -> None:
         self._scheduler = scheduler
         self._processor = processor
+        self._outbox = outbox
         self._admission_limit_s = _limit(options.admission_deadline_s)
         self._request_limit_s = _limit(options.request_deadline_s)
         self._sinks = sinks
         self._requests: dict[str, ScheduledRequest] = {}
-        self._deltas: dict[str, OutputDelta] = {}
         self._next_deadline = inf
 
     def __len__(self) -> int:
@@ -65,21 +67,13 @@ class OpenRequests:
         except InferenceServerError as error:
             self.end(request.request_id, FinishReason.ERROR, now, error)
 
-    def put(self, deltas: Mapping[str, OutputDelta]) -> None:
-        """Deltas of requests that have had none since `take`."""
-        self._deltas.update(deltas)
-
-    def take(self) -> dict[str, OutputDelta]:
-        """The deltas since the last call."""
-        deltas, self._deltas = self._deltas, {}
-        return deltas
-
     def end(self, request_id: str, reason: FinishReason, now: float, error: InferenceServerError | None = None) -> None:
         """End a request: its terminal delta carries `error`, else `reason` and the usage. Nothing if it has ended already."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return
-        delta = self._deltas.setdefault(request_id, OutputDelta())
+        delta = self._outbox.delta(request_id)
+        self._outbox.hurry(request_id)
         if error is None:
             delta.finish_reason, delta.usage = reason, _usage(request, now)
         else:
@@ -116,7 +110,7 @@ class OpenRequests:
             silent = DeadlineExceededError(f"no output within {now - request.arrival_time:.0f} s")
             self.end(request_id, FinishReason.TIMEOUT, now, silent)
         else:
-            self._deltas.setdefault(request_id, OutputDelta()).merge(self._processor.flush(request_id))
+            self._processor.flush(request_id, self._outbox.delta(request_id))
             self.end(request_id, FinishReason.TIMEOUT, now)
 
 

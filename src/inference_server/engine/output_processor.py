@@ -15,6 +15,7 @@ from inference_server.core.logprobs import TokenLogprobs
 from inference_server.core.outputs import OutputDelta, PromptTokens, ToolCallDelta, merge_calls
 from inference_server.core.plan import StepPlan, StepResult, TokenMasks
 from inference_server.core.request import FinishReason, ScheduledRequest
+from inference_server.engine.outbox import Outbox
 from inference_server.grammar.after_thought import AfterThought
 from inference_server.parsing.answer_parser import AnswerParser, Part
 from inference_server.parsing.dialect import Dialect, with_calls
@@ -27,10 +28,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class StepOutputs:
-    """deltas and stops by request id; a delta of a request that failed carries its error. The times are those of `StepRecord`."""
+    """stops and errors by request id: one whose output failed is in both. num_tokens: returned. The times are those of `StepRecord`."""
 
-    deltas: dict[str, OutputDelta] = field(default_factory=dict)
+    num_tokens: int = 0
     stops: dict[str, FinishReason] = field(default_factory=dict)
+    errors: dict[str, InferenceServerError] = field(default_factory=dict)
     inter_token_s: list[float] = field(default_factory=list)
     first_token_s: list[float] = field(default_factory=list)
 
@@ -151,7 +153,7 @@ class OutputProcessor:
                 masks[row] = mask
         return masks
 
-    def process(self, plan: StepPlan, result: StepResult, now: float) -> StepOutputs:
+    def process(self, plan: StepPlan, result: StepResult, now: float, outbox: Outbox) -> StepOutputs:
         """Deltas and stops of a collected step, and the token times of its requests. Call it before `scheduler.update`.
 
         A fault in one row ends that request alone.
@@ -164,8 +166,10 @@ class OutputProcessor:
             state = self._states.get(request.request_id)
             if token_id < 0 or state is None:  # the row did not sample, or its request has ended since the launch
                 continue
-            delta = OutputDelta(token_ids=[token_id])
+            delta = outbox.delta(request.request_id)
+            delta.token_ids.append(token_id)
             if request.last_token_time is None:
+                outbox.hurry(request.request_id)
                 delta.prompt = state.prompt() if request.sampling.return_prompt else None
                 request.first_token_time = now
                 outputs.first_token_s.append(now - request.arrival_time)
@@ -173,16 +177,17 @@ class OutputProcessor:
                 outputs.inter_token_s.append(now - request.last_token_time)
             request.last_token_time = now
             if row in result.logprobs:
-                delta.logprobs = [result.logprobs[row]]
+                delta.logprobs.append(result.logprobs[row])
             try:
                 reason = state.take(token_id, delta)
             except InferenceServerError as error:
-                delta.error, reason = error, FinishReason.ERROR
+                outputs.errors[request.request_id], reason = error, FinishReason.ERROR
             except Exception:
                 logger.exception("request %s: its output cannot be turned into text", request.request_id)
-                delta.error, reason = InferenceServerError("the output could not be turned into text"), FinishReason.ERROR
+                failed = InferenceServerError("the output could not be turned into text")
+                outputs.errors[request.request_id], reason = failed, FinishReason.ERROR
             state.has_text = state.has_text or bool(delta.text or delta.reasoning or delta.tool_calls)
-            outputs.deltas[request.request_id] = delta
+            outputs.num_tokens += 1
             if not request.sampling.max_tokens:
                 delta.token_ids, delta.logprobs = [], []
             if reason is not None:
@@ -193,11 +198,9 @@ class OutputProcessor:
         """Whether anything of the request's answer has gone out."""
         return self._states[request_id].has_text
 
-    def flush(self, request_id: str) -> OutputDelta:
-        """What was held back, for a request that ends between tokens."""
-        delta = OutputDelta()
+    def flush(self, request_id: str, delta: OutputDelta) -> None:
+        """Adds what was held back to `delta`, for a request that ends between tokens."""
         self._states[request_id].flush(delta)
-        return delta
 
     def remove(self, request_id: str) -> None:
         state = self._states.pop(request_id, None)

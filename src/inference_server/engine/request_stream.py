@@ -27,15 +27,9 @@ class RequestStream:
         self._abort = abort
         self._indices = {request_id: index for index, request_id in enumerate(request_ids)}
         self._pending: dict[int, OutputDelta] = {}  # by choice, those that came first in front
-        self._wakeup = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # of the one reader, while it waits
         self._unfinished = dict.fromkeys(request_ids)
         self._num_unread = len(request_ids)  # terminal deltas
-        self._started = False
-
-    @property
-    def started(self) -> bool:
-        """Whether the reader has had its first delta."""
-        return self._started
 
     @property
     def exhausted(self) -> bool:
@@ -43,7 +37,7 @@ class RequestStream:
         return not self._num_unread
 
     def push(self, request_id: str, delta: OutputDelta) -> None:
-        """Take the next delta of a choice, for the next read; a reader who waits already sleeps on until `wake`."""
+        """Take the next delta of a choice, for the reader who waits, or for the next read."""
         if self.exhausted:
             return
         if delta.terminal:
@@ -52,9 +46,7 @@ class RequestStream:
         pending = self._pending.setdefault(index, delta)
         if pending is not delta:
             pending.merge(delta)
-
-    def wake(self) -> None:
-        self._wakeup.set()
+        self._wake()
 
     def __aiter__(self) -> Self:
         return self
@@ -63,10 +55,9 @@ class RequestStream:
         while not self._pending:
             if self.exhausted:
                 raise StopAsyncIteration
-            self._wakeup.clear()
-            await self._wakeup.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         delta = self._pending.pop(next(iter(self._pending)))
-        self._started = True
         self._num_unread -= delta.terminal
         return delta
 
@@ -92,9 +83,13 @@ class RequestStream:
             return
         self._num_unread = 0
         self._pending.clear()
-        self.wake()
+        self._wake()
         for request_id in self._unfinished:
             self._abort(request_id)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def __aenter__(self) -> Self:
         return self

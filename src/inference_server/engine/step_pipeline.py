@@ -18,6 +18,7 @@ from inference_server.core.records import RecordSink, StepRecord
 from inference_server.core.request import FinishReason
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.engine.open_requests import OpenRequests
+from inference_server.engine.outbox import Outbox
 from inference_server.engine.output_processor import OutputProcessor, StepOutputs
 
 logger = logging.getLogger(__name__)
@@ -37,13 +38,20 @@ class StepPipeline:
     """The steps in flight, oldest first; `len` is their number. step_id: that of the latest step that left."""
 
     def __init__(
-        self, model: LoadedModel, processor: OutputProcessor, requests: OpenRequests, sinks: Sequence[RecordSink], clock: Clock
+        self,
+        model: LoadedModel,
+        processor: OutputProcessor,
+        requests: OpenRequests,
+        outbox: Outbox,
+        sinks: Sequence[RecordSink],
+        clock: Clock,
     ) -> None:
         self.step_id = 0
         self._backend = model.backend
         self._scheduler = model.scheduler
         self._processor = processor
         self._requests = requests
+        self._outbox = outbox
         self._sinks = sinks
         self._clock = clock
         self._in_flight: deque[_InFlight] = deque()
@@ -93,11 +101,10 @@ class StepPipeline:
         prefill_rows = step.plan.prefill_rows
         for row in prefill_rows:
             step.plan.requests[row].history.prefill(now - result.elapsed_s, now, step.plan.num_new_tokens[row], len(step.plan))
-        outputs = self._processor.process(step.plan, result, now)
+        outputs = self._processor.process(step.plan, result, now, self._outbox)
         self._scheduler.update(step.plan, result, outputs.stops)
-        self._requests.put(outputs.deltas)
         for request_id, reason in outputs.stops.items():
-            self._requests.end(request_id, reason, now, outputs.deltas[request_id].error)
+            self._requests.end(request_id, reason, now, outputs.errors.get(request_id))
         self.step_id = step.plan.step_id
         self._record(step, result, prefill_rows, outputs, now)
 
@@ -117,7 +124,7 @@ class StepPipeline:
             end_time=now,
             num_rows=len(step.plan),
             num_tokens=step.plan.num_tokens,
-            num_returned_tokens=len(outputs.deltas),
+            num_returned_tokens=outputs.num_tokens,
             num_waiting=stats.num_waiting,
             num_preempted=stats.preemptions_total - self._num_preempted,
             inter_token_s=Counter(outputs.inter_token_s),

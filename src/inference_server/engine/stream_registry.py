@@ -13,8 +13,6 @@ from inference_server.core.errors import InferenceServerError
 from inference_server.core.outputs import OutputDelta
 from inference_server.engine.request_stream import RequestStream
 
-_MERGE_ABOVE = 64
-_MERGE_S = 0.02
 _RECENT_ENDS = 32
 
 
@@ -24,7 +22,6 @@ class StreamRegistry:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop
         self._streams: dict[str, RequestStream] = {}
-        self._asleep: set[RequestStream] = set()
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._num_places = 0
@@ -80,9 +77,6 @@ class StreamRegistry:
         self._deliver({request_id: OutputDelta(error=error()) for request_id in self._streams})
 
     def _deliver(self, deltas: Mapping[str, OutputDelta]) -> None:
-        """Above `_MERGE_ABOVE` streams, a wake-up and an event a token would cost more than the tokens: readers sleep up to
-        `_MERGE_S` and get the deltas of that time as one. First and last deltas do not wait."""
-        crowded = len(self._streams) > _MERGE_ABOVE
         for request_id, delta in deltas.items():
             stream = self._streams.get(request_id)
             if stream is None:
@@ -92,14 +86,3 @@ class StreamRegistry:
                 del self._streams[request_id]
                 self._end_times.append(self._loop.time())
                 self.give_places_back()
-            if crowded and stream.started and not delta.terminal:
-                if not self._asleep:
-                    self._loop.call_later(_MERGE_S, self._wake_sleepers)
-                self._asleep.add(stream)
-            else:
-                stream.wake()
-
-    def _wake_sleepers(self) -> None:
-        sleepers, self._asleep = self._asleep, set()
-        for stream in sleepers:
-            stream.wake()

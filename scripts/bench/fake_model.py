@@ -1,0 +1,21 @@
+"""A loaded model on `FakeBackend`, with the real scheduler and cache: what servers are tried on, and measured without a model's work."""
+
+from inference_server.backends.fake_backend import FakeBackend
+from inference_server.config import Settings
+from inference_server.core.model_spec import GenerationDefaults
+from inference_server.engine.loaded_model import LoadedModel
+from inference_server.engine.model_loader import kv_layout
+from inference_server.kv_cache.factory import create_cache
+from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
+from inference_server.tokenization.chat_template import ChatTemplate
+from inference_server.tokenization.tokenizer import ByteTokenizer
+
+
+def load_fake(settings: Settings, backend: FakeBackend) -> LoadedModel:
+    """A prompt is its bytes, a chat the contents of its messages in a row."""
+    spec, options = backend.load(), settings.cache_options()
+    layout = kv_layout(options, spec)
+    backend.allocate(layout)
+    scheduler = ContinuousBatchScheduler(create_cache(layout, options), settings.scheduler_options())
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
+    return LoadedModel(backend, scheduler, ByteTokenizer(), template, spec, GenerationDefaults(temperature=0.0), spec.max_model_len, 0)
