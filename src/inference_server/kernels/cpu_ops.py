@@ -6,6 +6,7 @@ same bits for any batch and thread count.
 
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -13,12 +14,15 @@ from torch import Tensor
 from inference_server.kernels import reference
 from inference_server.kernels.composed import ComposedLinear
 from inference_server.kernels.cpu_attention import MAX_ITEM_HEADS, decode_attention
+from inference_server.kernels.cpu_chunk_attention import ChunkAttention, chunk_attention
 from inference_server.kernels.cpu_gated import gated_gelu_tanh, gated_silu
 from inference_server.kernels.cpu_int8 import Int8Linear, int8_kernel, quantize_kernel
 from inference_server.kernels.cpu_jit import CompiledKernel, can_compile, compile_kernels, num_threads, trace
 from inference_server.kernels.cpu_linear import PackedLinear, panel_kernel
 from inference_server.kernels.cpu_norm import add_rms_norm, rms_norm
 from inference_server.kernels.cpu_rotary import norm_rotate_store
+from inference_server.kernels.cpu_tile_linear import TileLinear, tile_linear
+from inference_server.kernels.cpu_tiles import split_rows
 from inference_server.kernels.cpu_vectors import VectorUnit, cpu_features, vector_unit
 from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue, FusedLinear, KVSlots, Linear
 from inference_server.kernels.quantize import QuantizedWeight
@@ -32,8 +36,11 @@ def compile_cpu_ops() -> "CpuOps | None":
     """Compiles the kernels for this machine (about half a second), or returns None where that cannot be done."""
     if not can_compile():
         return None
-    kernels = (rms_norm, add_rms_norm, norm_rotate_store, decode_attention, gated_gelu_tanh, gated_silu)
-    return CpuOps(compile_kernels([trace(kernel) for kernel in kernels]), vector_unit(cpu_features()))
+    unit = vector_unit(cpu_features())
+    kernels = [rms_norm, add_rms_norm, norm_rotate_store, decode_attention, gated_gelu_tanh, gated_silu]
+    if unit and unit.tiles:
+        kernels += [split_rows, chunk_attention]
+    return CpuOps(compile_kernels([trace(kernel) for kernel in kernels]), unit)
 
 
 class CpuOps:
@@ -49,6 +56,8 @@ class CpuOps:
         self._add_rms_norm = kernels["add_rms_norm"]
         self._norm_rotate_store = kernels["norm_rotate_store"]
         self._decode_attention = kernels["decode_attention"]
+        has_tiles = "chunk_attention" in kernels
+        self._chunk_attention = ChunkAttention(kernels["split_rows"], kernels["chunk_attention"]) if has_tiles else None
         self._gated = {activation: kernels[f"gated_{activation}"] for activation in Activation}
         self._linears = CpuLinears(unit) if unit else None
 
@@ -95,7 +104,8 @@ class CpuOps:
     def bind_attention(
         self, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int, block_mass: Tensor | None = None
     ) -> Attention:
-        attention = CpuAttention(self._decode_attention, rows.tables(block_tables, block_size), rows, window, block_size)
+        kernels = self._decode_attention, self._chunk_attention
+        attention = CpuAttention(*kernels, rows.tables(block_tables, block_size), rows, window, block_size)
         return attention if block_mass is None else MassAttention(attention, block_tables, rows, window, block_size, block_mass)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
@@ -114,11 +124,18 @@ class CpuLinears:
     def __call__(self, weight: Tensor | QuantizedWeight) -> Linear:
         if isinstance(weight, QuantizedWeight):
             return Int8Linear(weight, *self._int8_kernels, self._unit)
-        return PackedLinear(weight, self._panel_kernel, self._unit) if weight.dtype is torch.bfloat16 else reference.product(weight)
+        if weight.dtype is not torch.bfloat16:
+            return reference.product(weight)
+        return TileLinear(weight, *self._tile_kernels) if self._unit.tiles else PackedLinear(weight, self._panel_kernel, self._unit)
 
     @cached_property
     def _panel_kernel(self) -> CompiledKernel:
         return compile_kernels([panel_kernel(self._unit)])["panel_linear"]
+
+    @cached_property
+    def _tile_kernels(self) -> tuple[CompiledKernel, CompiledKernel]:
+        kernels = compile_kernels([trace(split_rows), trace(tile_linear)])
+        return kernels["split_rows"], kernels["tile_linear"]
 
     @cached_property
     def _int8_kernels(self) -> tuple[CompiledKernel, CompiledKernel]:
@@ -127,26 +144,46 @@ class CpuLinears:
 
 
 class CpuAttention:
-    """`reference.paged_attention` for the rows of one step: the leading rows of one token by the kernel, the others by the reference."""
+    """`reference.paged_attention` for the rows of one step: the leading rows of one token by one kernel, the others by another.
 
-    def __init__(self, kernel: CompiledKernel, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int) -> None:
+    attend: None where there is no matrix unit; then, and for heads that it does not serve, the others are left to the reference.
+    """
+
+    def __init__(
+        self,
+        decode: CompiledKernel,
+        attend: ChunkAttention | None,
+        block_tables: Tensor,
+        rows: StepRows,
+        window: int | None,
+        block_size: int,
+    ) -> None:
         self._num_single = single = rows.num_single
-        self._kernel = kernel
-        self._tables, self._seq_lens = block_tables.contiguous(), rows.seq_lens
-        self._window = window or _NO_WINDOW
+        self._kernel, self._attend = decode, attend
+        self._tables, self._rows, self._seq_lens = block_tables.contiguous(), rows, rows.seq_lens
+        self._window, self._block_size = window or _NO_WINDOW, block_size
         self._num_keys = sum(min(length, self._window) for length in rows.lengths[:single])
-        self._chunks = None
-        if single < len(rows.lengths):
-            starts = [start - single for start in rows.starts[single:]]
-            self._chunks = PagedAttention(block_tables[single:], starts, rows.lengths[single:], window, block_size)
 
     def __call__(self, q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         out = torch.empty_like(q)
         if self._num_single:
             self._decode(q, key, value, out, scale)
-        if self._chunks is not None:
-            out[self._num_single :] = self._chunks(q[self._num_single :], key, value, scale)
+        if self._num_single == len(self._rows.lengths):
+            return out
+        if self._attend is None or not self._attend.serves(q.shape[2]):
+            out[self._num_single :] = self._reference(q[self._num_single :], key, value, scale)
+            return out
+        for row, (start, stop) in enumerate(pairwise(self._rows.starts)):
+            if row >= self._num_single:
+                num_before = self._rows.lengths[row] - (stop - start)
+                out[start:stop] = self._attend(q[start:stop], key, value, self._tables[row], num_before, self._window, scale)
         return out
+
+    @cached_property
+    def _reference(self) -> PagedAttention:
+        single, rows = self._num_single, self._rows
+        starts, window = [start - single for start in rows.starts[single:]], None if self._window == _NO_WINDOW else self._window
+        return PagedAttention(self._tables[single:], starts, rows.lengths[single:], window, self._block_size)
 
     def _decode(self, q: Tensor, key: Tensor, value: Tensor, out: Tensor, scale: float) -> None:
         num_heads, head_dim = q.shape[1:]
