@@ -15,7 +15,7 @@ from inference_server.kernels.cpu_tiles import COLUMN_TILES, COLUMNS, DEPTH, SID
 from inference_server.kernels.cpu_vectors import Words, float_vector, transposed
 
 KEYS = COLUMNS
-ITEM_TILES = 4
+ITEM_TILES = 16
 MAX_HEAD_DIM = 512
 
 
@@ -165,7 +165,8 @@ def _softmax(
             sums[d] = sums[d] * decay
     added = code.variable(code.number(0.0))
     with code.loop(KEYS) as j:
-        weight = code.exp(scores[j] - highest)
+        score = scores[j] - highest
+        weight = code.select(score < -64.0, code.number(0.0), code.exp(score))  # numbers near 2^-126 would be slow to split
         scores[j] = weight
         added.value = added.value + weight
     total[0] = total[0] + added.value

@@ -68,8 +68,11 @@ def compile_kernels(sources: Sequence[KernelSource]) -> dict[str, CompiledKernel
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    features = llvm.get_host_cpu_features().flatten()
-    machine = llvm.Target.from_default_triple().create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
+    features = llvm.get_host_cpu_features()
+    if features.get("avx512f"):
+        features["prefer-256-bit"] = False  # LLVM's choice for CPUs that slow down when their wide registers are used
+    cpu, flags = llvm.get_host_cpu_name(), features.flatten()
+    machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=flags, opt=3)
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     for source in sources:
