@@ -5,62 +5,68 @@ the sequence, with the online softmax of FlashAttention (arXiv:2205.14135): brou
 the cache lies in the nearest memory for all of its queries. Queries and probabilities are multiplied as float32 (see `cpu_tiles`).
 """
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from inference_server.kernels.cpu_code import BFloats, Code, Float, Floats, Int, Int32s, Ints
 from inference_server.kernels.cpu_jit import CompiledKernel, num_threads
-from inference_server.kernels.cpu_tiles import COLUMN_TILES, COLUMNS, DEPTH, SIDE, STEP_WORDS, TERMS, configure, multiply, release, split, tile_configs
+from inference_server.kernels.cpu_tiles import (
+    COLUMN_TILES,
+    COLUMNS,
+    DEPTH,
+    SIDE,
+    STEP_WORDS,
+    TERMS,
+    configure,
+    multiply,
+    release,
+    split_row,
+    tile_configs,
+)
 from inference_server.kernels.cpu_vectors import Words, float_vector, transposed
 
 KEYS = COLUMNS
-ITEM_TILES = 16
+ITEM_TILES = 8  # so many rows fit, with everything they need, into the second level of the memory
 MAX_HEAD_DIM = 512
 
 
 class ChunkAttention:
     """`reference.paged_attention`, a row at a time."""
 
-    def __init__(self, split: CompiledKernel, attend: CompiledKernel) -> None:
-        self._split, self._attend, self._configs = split, attend, tile_configs()
+    def __init__(self, kernel: CompiledKernel) -> None:
+        self._kernel, self._configs = kernel, tile_configs()
 
     @staticmethod
     def serves(head_dim: int) -> bool:
         return head_dim % COLUMNS == 0 and head_dim <= MAX_HEAD_DIM
 
-    def __call__(self, q: Tensor, key: Tensor, value: Tensor, table: Tensor, num_before: int, window: int, scale: float) -> Tensor:
-        """q [tokens, num_heads, head_dim], float32, whose first token is at position num_before; table int32 [blocks]; window: at least 1."""
+    def __call__(
+        self, q: Tensor, key: Tensor, value: Tensor, out: Tensor, table: Tensor, num_before: int, window: int, scale: float
+    ) -> None:
+        """q, out [tokens, num_heads, head_dim], contiguous float32, the first token at position num_before; key and value bfloat16.
+
+        table: int32 [blocks]. window: at least 1.
+        """
         tokens, num_heads, head_dim = q.shape
         _, block_size, num_kv_heads, _ = key.shape
-        group = num_heads // num_kv_heads
-        by_kv_head = q.unflatten(1, (num_kv_heads, group)).transpose(0, 1).flatten(1, 2)  # [num_kv_heads, queries, head_dim]
-        padded = functional.pad(by_kv_head, (0, 0, 0, -by_kv_head.shape[1] % SIDE)).contiguous()
-        num_queries = padded.shape[1]
-        terms = torch.empty(num_kv_heads * num_queries, TERMS * head_dim, dtype=torch.bfloat16)
-        self._split(4 * padded.numel(), len(terms), padded.data_ptr(), terms.data_ptr(), head_dim)
-        num_tiles, num_keys = num_queries // SIDE, min(window + tokens, num_before + tokens)
-        work = len(terms) * num_keys * head_dim // 4
+        num_tiles = -(-tokens * num_heads // num_kv_heads // SIDE)
+        work = num_heads * tokens * min(window + tokens, num_before + tokens) * head_dim // 4
         item_tiles = min(ITEM_TILES, -(-num_tiles * num_kv_heads // num_threads(work)))
-        out = padded  # its queries have been copied
-        addresses = terms.data_ptr(), key.data_ptr(), value.data_ptr(), table.data_ptr(), out.data_ptr(), self._configs.data_ptr()
-        sizes = num_tiles, item_tiles, group, num_kv_heads, head_dim, block_size, key.stride(0), num_before, tokens, window
-        self._attend(work, num_kv_heads * -(-num_tiles // item_tiles), *addresses, *sizes, scale)
-        return out[:, : tokens * group].unflatten(1, (tokens, group)).transpose(0, 1).flatten(1, 2)
+        addresses = q.data_ptr(), key.data_ptr(), value.data_ptr(), table.data_ptr(), out.data_ptr(), self._configs.data_ptr()
+        sizes = item_tiles, num_heads, num_kv_heads, head_dim, block_size, key.stride(0), num_before, tokens, window
+        self._kernel(work, num_kv_heads * -(-num_tiles // item_tiles), *addresses, *sizes, scale)
 
 
 def chunk_attention(
     code: Code,
     item: Int,
-    queries: BFloats,
+    q: Floats,
     key: Words,
     value: Words,
     table: Int32s,
     out: Floats,
     configs: Words,
-    num_tiles: Int,
     item_tiles: Int,
-    group: Int,
+    num_heads: Int,
     num_kv_heads: Int,
     head_dim: Int,
     block_size: Int,
@@ -70,27 +76,36 @@ def chunk_attention(
     window: Int,
     scale: Float,
 ) -> None:
-    """queries: rows as in `cpu_tiles`, num_tiles tiles a KV head; out float32 `[num_kv_heads * num_tiles * SIDE, head_dim]`.
+    """See `ChunkAttention`. item_tiles: tiles of queries of an item, at most ITEM_TILES; the items of a KV head follow one another."""
+    group = num_heads // num_kv_heads
+    num_queries = num_new * group  # of a KV head; query i is of token i // group
+    item_queries = item_tiles * SIDE
+    items_of_head = (num_queries + item_queries - 1) // item_queries
+    kv_head, first_query = item // items_of_head, item % items_of_head * item_queries
+    queries_here = code.clamp(num_queries - first_query, code.integer(1), item_queries)
+    rows_here = (queries_here + SIDE - 1) // SIDE * SIDE  # what fills the last tile repeats the last query
 
-    Query i of a KV head is of token i // group; those behind the last token are computed as if they were its.
-    """
-    items_of_head = (num_tiles + item_tiles - 1) // item_tiles
-    kv_head = item // items_of_head
-    first_tile = item % items_of_head * item_tiles
-    stop_tile = code.clamp(first_tile + item_tiles, first_tile, num_tiles)
+    def query_at(row: Int) -> Int:
+        return first_query + code.clamp(row, code.integer(0), queries_here - 1)
 
     def position_of(query: Int) -> Int:
-        return num_before + code.clamp(query // group, code.integer(0), num_new - 1)
+        return num_before + query // group
 
     def oldest_of(position: Int) -> Int:
         return code.select(position < window, code.integer(0), position - window + 1)
 
-    oldest, last = oldest_of(position_of(first_tile * SIDE)), position_of(stop_tile * SIDE - 1)
+    def head_at(query: Int) -> Int:
+        """Where the query and its output begin."""
+        return (query // group * num_heads + kv_head * group + query % group) * head_dim
+
+    oldest, last = oldest_of(position_of(first_query)), position_of(query_at(queries_here))
     maxima, totals = code.memory(Floats, ITEM_TILES * SIDE), code.memory(Floats, ITEM_TILES * SIDE)
-    sums: Floats = out + (kv_head * num_tiles + first_tile) * head_dim * SIDE
-    with code.loop((stop_tile - first_tile) * SIDE) as q:
-        maxima[q], totals[q] = code.number(-1e30), code.number(0.0)
-    with code.loop((stop_tile - first_tile) * SIDE * head_dim) as i:
+    queries = code.memory(BFloats, ITEM_TILES * SIDE * MAX_HEAD_DIM * TERMS)
+    sums = code.memory(Floats, ITEM_TILES * SIDE * MAX_HEAD_DIM)  # of values, each weighted by exp(score - maximum of its query)
+    with code.loop(rows_here) as row:
+        maxima[row], totals[row] = code.number(-1e30), code.number(0.0)
+        split_row(code, q + head_at(query_at(row)), queries, row, head_dim)
+    with code.loop(rows_here * head_dim) as i:
         sums[i] = code.number(0.0)
 
     offsets = code.memory(Ints, KEYS)
@@ -105,25 +120,24 @@ def chunk_attention(
             offsets[j] = (table[place // block_size] * block_stride + slot * head_dim) // 2
         _order_keys(code, key, offsets, keys, head_dim)
         _order_values(code, value, offsets, values, head_dim)
-        with code.loop(stop_tile - first_tile) as tile:
-            rows: BFloats = queries + (kv_head * num_tiles + first_tile + tile) * head_dim * (SIDE * TERMS)
-            multiply(code, rows, keys, scores, head_dim // DEPTH, KEYS)
+        with code.loop(rows_here, step=SIDE) as first_row:
+            multiply(code, queries + first_row * head_dim * TERMS, keys, scores, head_dim // DEPTH, KEYS)
             with code.loop(SIDE) as r:
-                q = tile * SIDE + r
-                position = position_of(first_tile * SIDE + q)
-                score: Floats = scores + r * KEYS
+                row = first_row + r
+                position = position_of(query_at(row))
                 visible = first_key, oldest_of(position), position
-                _softmax(code, score, scale, visible, maxima + q, totals + q, sums + q * head_dim, head_dim)
-                split(code, score, weights + r * DEPTH, KEYS // DEPTH)
+                _softmax(code, scores + r * KEYS, scale, visible, maxima + row, totals + row, sums + row * head_dim, head_dim)
+                split_row(code, scores + r * KEYS, weights, r, KEYS)
             with code.loop(head_dim // COLUMNS) as d:
-                target: Floats = sums + tile * head_dim * SIDE + d * COLUMNS
-                multiply(code, weights, values + d * (KEYS // DEPTH * STEP_WORDS), target, KEYS // DEPTH, head_dim, add=True)
+                matrix: Words = values + d * (KEYS // DEPTH * STEP_WORDS)
+                multiply(code, weights, matrix, sums + (first_row * head_dim + d * COLUMNS), KEYS // DEPTH, head_dim, add=True)
     release(code)
-    with code.loop((stop_tile - first_tile) * SIDE) as q:
-        factor = code.number(1.0) / totals[q]
-        sum_: Floats = sums + q * head_dim
+    with code.loop(queries_here) as row:
+        factor = code.number(1.0) / totals[row]
+        sum_: Floats = sums + row * head_dim
+        target: Floats = out + head_at(first_query + row)
         with code.loop(head_dim) as d:
-            sum_[d] = sum_[d] * factor
+            target[d] = sum_[d] * factor
 
 
 def _order_keys(code: Code, key: Words, offsets: Ints, keys: Words, head_dim: Int) -> None:

@@ -39,7 +39,7 @@ def compile_cpu_ops() -> "CpuOps | None":
     unit = vector_unit(cpu_features())
     kernels = [rms_norm, add_rms_norm, norm_rotate_store, decode_attention, gated_gelu_tanh, gated_silu]
     if unit and unit.tiles:
-        kernels += [split_rows, chunk_attention]
+        kernels.append(chunk_attention)
     return CpuOps(compile_kernels([trace(kernel) for kernel in kernels]), unit)
 
 
@@ -56,8 +56,7 @@ class CpuOps:
         self._add_rms_norm = kernels["add_rms_norm"]
         self._norm_rotate_store = kernels["norm_rotate_store"]
         self._decode_attention = kernels["decode_attention"]
-        has_tiles = "chunk_attention" in kernels
-        self._chunk_attention = ChunkAttention(kernels["split_rows"], kernels["chunk_attention"]) if has_tiles else None
+        self._chunk_attention = ChunkAttention(kernels["chunk_attention"]) if "chunk_attention" in kernels else None
         self._gated = {activation: kernels[f"gated_{activation}"] for activation in Activation}
         self._linears = CpuLinears(unit) if unit else None
 
@@ -176,7 +175,7 @@ class CpuAttention:
         for row, (start, stop) in enumerate(pairwise(self._rows.starts)):
             if row >= self._num_single:
                 num_before = self._rows.lengths[row] - (stop - start)
-                out[start:stop] = self._attend(q[start:stop], key, value, self._tables[row], num_before, self._window, scale)
+                self._attend(q[start:stop], key, value, out[start:stop], self._tables[row], num_before, self._window, scale)
         return out
 
     @cached_property

@@ -46,13 +46,16 @@ def release(code: Code) -> None:
 
 def split_rows(code: Code, row: Int, x: Floats, terms: BFloats, k: Int) -> None:
     """A row of x `[M, k]` into its place among `terms`; k is a multiple of DEPTH."""
-    split(code, x + row * k, terms + (row // SIDE * (k // DEPTH) * (TERMS * SIDE) + row % SIDE) * DEPTH, k // DEPTH)
+    split_row(code, x + row * k, terms, row, k)
 
 
-def split(code: Code, row: Floats, terms: BFloats, steps: Int | int) -> None:
+def split_row(code: Code, x: Floats, terms: BFloats, row: Int, k: Int | int) -> None:
+    """x `[k]` as row `row` of `terms`."""
+    steps = code.integer(k) // DEPTH
+    place: BFloats = terms + (row // SIDE * steps * (TERMS * SIDE) + row % SIDE) * DEPTH
     with code.loop(steps) as step:
-        source: Floats = row + step * DEPTH
-        target: BFloats = terms + step * (TERMS * SIDE * DEPTH)
+        source: Floats = x + step * DEPTH
+        target: BFloats = place + step * (TERMS * SIDE * DEPTH)
         with code.loop(DEPTH) as i:
             rest = source[i]
             for term in range(TERMS):
