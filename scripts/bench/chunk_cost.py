@@ -49,18 +49,19 @@ def main() -> None:
     backend.allocate(layout)
 
     def best_ms(plan: StepPlan) -> tuple[float, float]:
-        best = [float("inf")] * 2
+        best = float("inf"), float("inf")
         for _ in range(args.steps):
             start = time.process_time(), time.perf_counter()
             step = backend.launch(plan)
             backend.sample(step)
             backend.collect(step)
-            best = [min(before, end - begin) for before, end, begin in zip(best, (time.process_time(), time.perf_counter()), start)]
+            took = time.process_time() - start[0], time.perf_counter() - start[1]
+            best = min(best[0], took[0]), min(best[1], took[1])
         return best[0] * 1e3, best[1] * 1e3
 
     for chunk in args.chunks:
         times = [best_ms(plan_of(chunk, context, args.beside, layout)) for context in args.contexts]
-        figures = (f"{context}: {cpu:.1f} / {wall:.1f}" for context, (cpu, wall) in zip(args.contexts, times))
+        figures = (f"{context}: {cpu:.1f} / {wall:.1f}" for context, (cpu, wall) in zip(args.contexts, times, strict=True))
         print(f"{chunk:>4} tokens, ms by context: {', '.join(figures)}", flush=True)
 
 

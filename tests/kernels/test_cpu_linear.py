@@ -8,7 +8,8 @@ from cpu_linear_checks import check_rows_do_not_depend_on_their_batch, check_thr
 
 from inference_server.kernels.cpu_jit import can_compile
 from inference_server.kernels.cpu_linear import PackedLinear
-from inference_server.kernels.cpu_ops import CpuLinears, CpuOps
+from inference_server.kernels.cpu_linears import CpuLinears
+from inference_server.kernels.cpu_ops import CpuOps
 from inference_server.kernels.cpu_tile_linear import TileLinear
 from inference_server.kernels.cpu_vectors import VectorUnit, cpu_features, vector_unit
 from inference_server.kernels.ops import Linear

@@ -8,7 +8,7 @@ the cache lies in the nearest memory for all of its queries. Queries and probabi
 from torch import Tensor
 
 from inference_server.kernels.cpu_code import BFloats, Code, Float, Floats, Int, Int32s, Ints
-from inference_server.kernels.cpu_jit import CompiledKernel, num_threads
+from inference_server.kernels.cpu_jit import CompiledKernel, cache_at, floats_at, num_threads
 from inference_server.kernels.cpu_tiles import (
     COLUMN_TILES,
     COLUMNS,
@@ -42,7 +42,7 @@ class ChunkAttention:
     def __call__(
         self, q: Tensor, key: Tensor, value: Tensor, out: Tensor, table: Tensor, num_before: int, window: int, scale: float
     ) -> None:
-        """q, out [tokens, num_heads, head_dim], contiguous float32, the first token at position num_before; key and value bfloat16.
+        """q, out [tokens, num_heads, head_dim], the first token at position num_before; key, value as in `reference.write_kv`.
 
         table: int32 [blocks]. window: at least 1.
         """
@@ -51,7 +51,7 @@ class ChunkAttention:
         num_tiles = -(-tokens * num_heads // num_kv_heads // SIDE)
         work = num_heads * tokens * min(window + tokens, num_before + tokens) * head_dim // 4
         item_tiles = min(ITEM_TILES, -(-num_tiles * num_kv_heads // num_threads(work)))
-        addresses = q.data_ptr(), key.data_ptr(), value.data_ptr(), table.data_ptr(), out.data_ptr(), self._configs.data_ptr()
+        addresses = floats_at(q), cache_at(key), cache_at(value), table.data_ptr(), floats_at(out), self._configs.data_ptr()
         sizes = item_tiles, num_heads, num_kv_heads, head_dim, block_size, key.stride(0), num_before, tokens, window
         self._kernel(work, num_kv_heads * -(-num_tiles // item_tiles), *addresses, *sizes, scale)
 
@@ -168,8 +168,8 @@ def _softmax(
     with code.loop(KEYS) as j:
         scores[j] = code.select((first_key + j).within(oldest, latest), scores[j] * scale, code.number(-1e30))
     largest = float_vector(scores, 0, SIDE)
-    for j in range(SIDE, KEYS, SIDE):
-        largest = largest.maximum(float_vector(scores, j, SIDE))
+    for start in range(SIDE, KEYS, SIDE):
+        largest = largest.maximum(float_vector(scores, start, SIDE))
     before = maximum[0]
     highest = code.maximum(largest.largest(), before)
     with code.when(before < highest):

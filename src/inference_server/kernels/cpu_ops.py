@@ -4,7 +4,7 @@ A call costs a few microseconds, where the same in PyTorch is ten small operatio
 same bits for any batch and thread count.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from itertools import pairwise
 
@@ -16,15 +16,12 @@ from inference_server.kernels.composed import ComposedLinear
 from inference_server.kernels.cpu_attention import MAX_ITEM_HEADS, decode_attention
 from inference_server.kernels.cpu_chunk_attention import ChunkAttention, chunk_attention
 from inference_server.kernels.cpu_gated import gated_gelu_tanh, gated_silu
-from inference_server.kernels.cpu_int8 import Int8Linear, int8_kernel, quantize_kernel
-from inference_server.kernels.cpu_jit import CompiledKernel, can_compile, compile_kernels, num_threads, trace
-from inference_server.kernels.cpu_linear import PackedLinear, panel_kernel
+from inference_server.kernels.cpu_jit import CompiledKernel, cache_at, can_compile, compile_kernels, floats_at, num_threads, trace
+from inference_server.kernels.cpu_linears import CpuLinears
 from inference_server.kernels.cpu_norm import add_rms_norm, rms_norm
 from inference_server.kernels.cpu_rotary import norm_rotate_store
-from inference_server.kernels.cpu_tile_linear import TileLinear, tile_linear
-from inference_server.kernels.cpu_tiles import split_rows
 from inference_server.kernels.cpu_vectors import VectorUnit, cpu_features, vector_unit
-from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue, FusedLinear, KVSlots, Linear
+from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue, FusedLinear, KVSlots
 from inference_server.kernels.quantize import QuantizedWeight
 from inference_server.kernels.reference import MassAttention, PagedAttention
 from inference_server.kernels.step_rows import StepRows
@@ -37,7 +34,7 @@ def compile_cpu_ops() -> "CpuOps | None":
     if not can_compile():
         return None
     unit = vector_unit(cpu_features())
-    kernels = [rms_norm, add_rms_norm, norm_rotate_store, decode_attention, gated_gelu_tanh, gated_silu]
+    kernels: list[Callable[..., None]] = [rms_norm, add_rms_norm, norm_rotate_store, decode_attention, gated_gelu_tanh, gated_silu]
     if unit and unit.tiles:
         kernels.append(chunk_attention)
     return CpuOps(compile_kernels([trace(kernel) for kernel in kernels]), unit)
@@ -67,7 +64,7 @@ class CpuOps:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows, size = x.shape
         out = torch.empty(rows, size)
-        self._rms_norm(4 * x.numel(), rows, _floats(x), _floats(weight), _floats(out), size, eps)
+        self._rms_norm(4 * x.numel(), rows, floats_at(x), floats_at(weight), floats_at(out), size, eps)
         return out
 
     def add_norm(self, stream: Tensor | None, update: Tensor, norm: AddNorm) -> tuple[Tensor, Tensor]:
@@ -76,8 +73,8 @@ class CpuOps:
         rows, size = update.shape
         total = torch.empty(rows, size)
         out = total if norm.pre is None else torch.empty(rows, size)
-        following = None if norm.pre is None else _floats(norm.pre)
-        addresses = _floats(stream), _floats(update), _floats(norm.post), following, _floats(total), _floats(out)
+        following = None if norm.pre is None else floats_at(norm.pre)
+        addresses = floats_at(stream), floats_at(update), floats_at(norm.post), following, floats_at(total), floats_at(out)
         self._add_rms_norm(8 * update.numel(), rows, *addresses, size, norm.eps, norm.scale)
         return total, out
 
@@ -92,10 +89,10 @@ class CpuOps:
         if slots is not None:
             _, block_size, num_kv_heads, _ = slots.key.shape
             block_stride = slots.key.stride(0)
-            key, value, slot_mapping = _cache(slots.key), _cache(slots.value), slots.slot_mapping.data_ptr()
+            key, value, slot_mapping = cache_at(slots.key), cache_at(slots.value), slots.slot_mapping.data_ptr()
         num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
         q = torch.empty(tokens, num_heads, head_dim)
-        addresses = _floats(qkv), _floats(weight), _floats(cos), _floats(sin), _floats(q), key, value, slot_mapping
+        addresses = floats_at(qkv), floats_at(weight), floats_at(cos), floats_at(sin), floats_at(q), key, value, slot_mapping
         sizes = num_heads, num_kv_heads, num_normed, head_dim, block_size, block_stride
         self._norm_rotate_store(8 * qkv.numel(), tokens, *addresses, *sizes, eps)
         return q
@@ -103,43 +100,15 @@ class CpuOps:
     def bind_attention(
         self, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int, block_mass: Tensor | None = None
     ) -> Attention:
-        kernels = self._decode_attention, self._chunk_attention
-        attention = CpuAttention(*kernels, rows.tables(block_tables, block_size), rows, window, block_size)
+        tables = rows.tables(block_tables, block_size)
+        attention = CpuAttention(self._decode_attention, self._chunk_attention, tables, rows, window, block_size)
         return attention if block_mass is None else MassAttention(attention, block_tables, rows, window, block_size, block_mass)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty(rows, size)
-        self._gated[activation](24 * out.numel(), rows, _floats(gate_up), _floats(out), size)
+        self._gated[activation](24 * out.numel(), rows, floats_at(gate_up), floats_at(out), size)
         return out
-
-
-class CpuLinears:
-    """Makes linear layers, by kernels that are compiled for `unit` when the first layer of a kind asks for them."""
-
-    def __init__(self, unit: VectorUnit) -> None:
-        self._unit = unit
-
-    def __call__(self, weight: Tensor | QuantizedWeight) -> Linear:
-        if isinstance(weight, QuantizedWeight):
-            return Int8Linear(weight, *self._int8_kernels, self._unit)
-        if weight.dtype is not torch.bfloat16:
-            return reference.product(weight)
-        return TileLinear(weight, *self._tile_kernels) if self._unit.tiles else PackedLinear(weight, self._panel_kernel, self._unit)
-
-    @cached_property
-    def _panel_kernel(self) -> CompiledKernel:
-        return compile_kernels([panel_kernel(self._unit)])["panel_linear"]
-
-    @cached_property
-    def _tile_kernels(self) -> tuple[CompiledKernel, CompiledKernel]:
-        kernels = compile_kernels([trace(split_rows), trace(tile_linear)])
-        return kernels["split_rows"], kernels["tile_linear"]
-
-    @cached_property
-    def _int8_kernels(self) -> tuple[CompiledKernel, CompiledKernel]:
-        kernels = compile_kernels([quantize_kernel(self._unit), int8_kernel(self._unit)])
-        return kernels["quantize_rows"], kernels["int8_linear"]
 
 
 class CpuAttention:
@@ -190,20 +159,6 @@ class CpuAttention:
         group, work = num_heads // num_kv_heads, 2 * self._num_keys * num_heads * head_dim
         # Heads that share a KV head read it once, together, unless that leaves threads without work.
         item_heads = group if self._num_single * num_kv_heads >= num_threads(work) and group <= MAX_ITEM_HEADS else 1
-        addresses = _floats(q), _cache(key), _cache(value), self._tables.data_ptr(), self._seq_lens.data_ptr(), _floats(out)
+        addresses = floats_at(q), cache_at(key), cache_at(value), self._tables.data_ptr(), self._seq_lens.data_ptr(), floats_at(out)
         sizes = num_heads, num_kv_heads, head_dim, item_heads, block_size, key.stride(0), self._tables.shape[1], self._window
         self._kernel(work, self._num_single * num_heads // item_heads, *addresses, *sizes, scale)
-
-
-def _floats(x: Tensor) -> int:
-    """The address of a float32 tensor."""
-    if x.dtype is not torch.float32 or not x.is_contiguous():
-        raise TypeError(f"expected contiguous float32, got {x.dtype} of strides {x.stride()}")
-    return x.data_ptr()
-
-
-def _cache(x: Tensor) -> int:
-    """The address of a layer's keys or values [num_blocks, block_size, num_kv_heads, head_dim]."""
-    if x.dtype is not torch.bfloat16:
-        raise TypeError(f"expected bfloat16, got {x.dtype}")
-    return x.data_ptr()
