@@ -14,7 +14,6 @@ from inference_server.kernels.cpu_tiles import (
     COLUMNS,
     DEPTH,
     SIDE,
-    STEP_WORDS,
     TERMS,
     configure,
     multiply,
@@ -129,7 +128,7 @@ def chunk_attention(
                 _softmax(code, scores + r * KEYS, scale, visible, maxima + row, totals + row, sums + row * head_dim, head_dim)
                 split_row(code, scores + r * KEYS, weights, r, KEYS)
             with code.loop(head_dim // COLUMNS) as d:
-                matrix: Words = values + d * (KEYS // DEPTH * STEP_WORDS)
+                matrix: Words = values + d * (KEYS * COLUMNS // 2)
                 multiply(code, weights, matrix, sums + (first_row * head_dim + d * COLUMNS), KEYS // DEPTH, head_dim, add=True)
     release(code)
     with code.loop(queries_here) as row:
@@ -145,16 +144,15 @@ def _order_keys(code: Code, key: Words, offsets: Ints, keys: Words, head_dim: In
     with code.loop(head_dim // DEPTH) as step, code.loop(COLUMN_TILES) as tile:
         columns = [key.vector(offsets[tile * SIDE + j] + step * SIDE, SIDE) for j in range(SIDE)]
         for pair, words in enumerate(transposed(columns)):
-            words.store(keys, ((step * COLUMN_TILES + tile) * SIDE + pair) * SIDE)
+            words.store(keys, ((tile * (head_dim // DEPTH) + step) * SIDE + pair) * SIDE)
 
 
 def _order_values(code: Code, value: Words, offsets: Ints, values: Words, head_dim: Int) -> None:
     """head_dim as columns, keys as k."""
     with code.loop(KEYS // 2) as pair, code.loop(head_dim // DEPTH) as two_tiles:
         first, second = (value.vector(offsets[pair * 2 + i] + two_tiles * SIDE, SIDE) for i in range(2))
-        block = (two_tiles // 2 * (KEYS // DEPTH) + pair // SIDE) * STEP_WORDS
         for i, words in enumerate(first.interleave(second)):
-            words.store(values, block + ((two_tiles % 2 * 2 + i) * SIDE + pair % SIDE) * SIDE)
+            words.store(values, ((two_tiles * 2 + i) * (KEYS // 2) + pair) * SIDE)
 
 
 def _softmax(

@@ -15,8 +15,8 @@ from inference_server.kernels.cpu_tiles import (
     COLUMNS,
     DEPTH,
     SIDE,
-    STEP_WORDS,
     TERMS,
+    TILE_WORDS,
     configure,
     multiply,
     release,
@@ -24,7 +24,7 @@ from inference_server.kernels.cpu_tiles import (
 )
 from inference_server.kernels.cpu_vectors import Words
 
-PREFETCH_BYTES = 8192  # how far ahead of its use a weight is requested
+PREFETCH_BYTES = 4096  # how far ahead of its use a weight is requested
 
 
 class TileLinear:
@@ -36,8 +36,8 @@ class TileLinear:
         padding = (0, -self._k % DEPTH, 0, -self._num_features % COLUMNS)
         padded = functional.pad(weight, padding) if any(padding) else weight
         self._padded_features, self._padded_k = padded.shape
-        # [N / 64, 4, column, K / 32, pair of k, 2] -> [N / 64, K / 32, 4, pair of k, column, 2]
-        self._tiles = padded.reshape(-1, COLUMN_TILES, SIDE, self._padded_k // DEPTH, DEPTH // 2, 2).permute(0, 3, 1, 4, 2, 5).contiguous()
+        # [N / 16, column, K / 32, pair of k, 2] -> [N / 16, K / 32, pair of k, column, 2]
+        self._tiles = padded.reshape(-1, SIDE, self._padded_k // DEPTH, DEPTH // 2, 2).permute(0, 2, 3, 1, 4).contiguous()
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         if x.ndim != 2 or x.shape[1] != self._k:
@@ -57,15 +57,14 @@ class TileLinear:
         return y if dtype is torch.float32 else y.to(dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
-        return self._tiles[ids // COLUMNS, :, ids % COLUMNS // SIDE, :, ids % SIDE].flatten(1)[:, : self._k]
+        return self._tiles[ids // SIDE, :, :, ids % SIDE].flatten(1)[:, : self._k]
 
 
 def tile_linear(code: Code, block: Int, weight: Words, terms: BFloats, y: Floats, configs: Words, k: Int, m: Int, n: Int) -> None:
     """An item is COLUMNS output features. weight, terms: see `cpu_tiles`; y `[m, n]`."""
-    steps = k // DEPTH
-    matrix: Words = weight + block * steps * STEP_WORDS
+    matrix: Words = weight + block * (k // DEPTH) * (COLUMN_TILES * TILE_WORDS)
     with code.loop(m, step=SIDE) as row:
         height = code.clamp(m - row, code.integer(1), code.integer(SIDE))
         configure(code, configs, height)
-        multiply(code, terms + row * k * TERMS, matrix, y + row * n + block * COLUMNS, steps, n, prefetch=PREFETCH_BYTES)
+        multiply(code, terms + row * k * TERMS, matrix, y + row * n + block * COLUMNS, k // DEPTH, n, prefetch=PREFETCH_BYTES)
     release(code)

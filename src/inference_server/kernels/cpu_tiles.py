@@ -5,7 +5,7 @@ bfloat16 whose sum it is, exactly, and each is multiplied by the same tile of th
 a row's do not depend on the rows beside it. Numbers below 2^-126 count as zero, and what is infinite becomes NaN.
 
 Both sides lie in memory tile after tile, as the unit reads them: rows as `[M / 16, K / 32, term, row, k of 32]`, a matrix as
-`[N / 64, K / 32, 4, k of 32 / 2, column of 16, k of 2]`.
+`[N / 16, K / 32, k of 32 / 2, column of 16, k of 2]`.
 """
 
 import torch
@@ -19,8 +19,7 @@ DEPTH = 32  # k of a tile
 TERMS = 3
 COLUMN_TILES = 4  # multiplied together: as many sums as registers hold beside the terms of a row and a tile of the matrix
 COLUMNS = COLUMN_TILES * SIDE
-_TILE_WORDS = SIDE * DEPTH // 2
-STEP_WORDS = COLUMN_TILES * _TILE_WORDS  # of COLUMNS columns of a matrix, for DEPTH of k
+TILE_WORDS = SIDE * DEPTH // 2
 _ROW_BYTES = 64
 _SUMS, _TERMS, _PART = range(COLUMN_TILES), range(COLUMN_TILES, COLUMN_TILES + TERMS), COLUMN_TILES + TERMS  # the eight registers
 
@@ -79,7 +78,7 @@ def multiply(
         for t, register in enumerate(_TERMS):
             _load(code, register, rows + (step * TERMS + t) * (SIDE * DEPTH))
         for p in _SUMS:
-            part: Words = matrix + step * STEP_WORDS + code.integer(p * _TILE_WORDS)
+            part: Words = matrix + (step + code.integer(steps) * p) * TILE_WORDS
             if prefetch:
                 for line in range(SIDE):
                     part.prefetch(code.integer(line * SIDE), prefetch)
