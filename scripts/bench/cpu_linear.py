@@ -1,4 +1,4 @@
-"""Linear layers on one core: processor time of torch's bfloat16 product, of our bfloat16 panels and of our int8 panels.
+"""Linear layers on one core: processor time of torch's bfloat16 product, of our bfloat16 tiles and panels and of our int8 panels.
 
 Shapes are those of Gemma 3 270M. The best of several calls counts, in microseconds and in operations (two for each weight and row).
 """
@@ -6,12 +6,13 @@ Shapes are those of Gemma 3 270M. The best of several calls counts, in microseco
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from inference_server.kernels.cpu_ops import CpuLinears
+from inference_server.kernels.cpu_linears import CpuLinears
 from inference_server.kernels.cpu_vectors import cpu_features, vector_unit
 from inference_server.kernels.quantize import quantize_weight
 from inference_server.kernels.reference import StockLinear
@@ -39,11 +40,13 @@ def main() -> None:
     unit = vector_unit(cpu_features())
     if unit is None:
         raise SystemExit("this CPU has no AVX2")
-    linears = CpuLinears(unit)
+    linears, without_tiles = CpuLinears(unit), CpuLinears(replace(unit, tiles=False))
     print(f"{unit}; torch with AMX: {torch.cpu._is_amx_tile_supported()}")
     for name, (num_features, k) in SHAPES.items():
         weight = torch.randn(num_features, k).bfloat16()
-        layers = {"torch": StockLinear(weight), "bf16": linears(weight), "int8": linears(quantize_weight(weight))}
+        layers = {"torch": StockLinear(weight), "panels": without_tiles(weight), "int8": linears(quantize_weight(weight))}
+        if unit.tiles:
+            layers["tiles"] = linears(weight)
         for rows in args.rows:
             if name == "lm_head" and rows >= MANY_ROWS:
                 continue

@@ -1,4 +1,4 @@
-"""The packed bfloat16 linear layer: exact to float32 rounding, the same bits for any batch, and a choice that falls back to torch."""
+"""bfloat16 linear layers: exact to float32 rounding, the same bits for any batch, and a choice that falls back to torch."""
 
 from functools import cache
 
@@ -6,31 +6,35 @@ import pytest
 import torch
 from cpu_linear_checks import check_rows_do_not_depend_on_their_batch, check_threads_change_nothing
 
-from inference_server.kernels.cpu_jit import CompiledKernel, can_compile, compile_kernels
-from inference_server.kernels.cpu_linear import PackedLinear, panel_kernel
-from inference_server.kernels.cpu_ops import CpuLinears, CpuOps
+from inference_server.kernels.cpu_jit import can_compile
+from inference_server.kernels.cpu_linear import PackedLinear
+from inference_server.kernels.cpu_linears import CpuLinears
+from inference_server.kernels.cpu_ops import CpuOps
+from inference_server.kernels.cpu_tile_linear import TileLinear
 from inference_server.kernels.cpu_vectors import VectorUnit, cpu_features, vector_unit
+from inference_server.kernels.ops import Linear
 from inference_server.kernels.reference import StockLinear
 
 AVX512 = {name: True for name in ("avx512f", "avx512bw", "avx512vl", "avx512vnni", "avx2", "fma")}
 
 
 @cache
-def compiled(unit: VectorUnit) -> CompiledKernel:
-    return compile_kernels([panel_kernel(unit)])["panel_linear"]
+def linears(unit: VectorUnit) -> CpuLinears:
+    return CpuLinears(unit)
 
 
-@pytest.fixture(params=[8, 16])
+@pytest.fixture(params=[VectorUnit(8, False), VectorUnit(16, False), VectorUnit(16, False, tiles=True)], ids=str)
 def unit(request: pytest.FixtureRequest) -> VectorUnit:
-    """Every width of register that this machine has."""
+    """Every width of register that this machine has, and its matrix unit."""
     widest = vector_unit(cpu_features()) if can_compile() else None
-    if widest is None or widest.lanes < request.param:
+    wanted: VectorUnit = request.param
+    if widest is None or widest.lanes < wanted.lanes or (wanted.tiles and not widest.tiles):
         pytest.skip("not on this machine")
-    return VectorUnit(request.param, dot=False)
+    return wanted
 
 
-def packed(weight: torch.Tensor, unit: VectorUnit) -> PackedLinear:
-    return PackedLinear(weight, compiled(unit), unit)
+def packed(weight: torch.Tensor, unit: VectorUnit) -> Linear:
+    return linears(unit)(weight)
 
 
 def random_weight(num_features: int, k: int, seed: int = 0) -> torch.Tensor:
@@ -93,9 +97,8 @@ def test_rows_are_the_weights(unit: VectorUnit) -> None:
 
 def test_only_bfloat16_weights_are_packed(unit: VectorUnit) -> None:
     weight = random_weight(48, 40)
-    linears = CpuLinears(unit)
-    assert isinstance(linears(weight), PackedLinear)
-    assert isinstance(linears(weight.float()), StockLinear)
+    assert isinstance(packed(weight, unit), TileLinear if unit.tiles else PackedLinear)
+    assert isinstance(packed(weight.float(), unit), StockLinear)
 
 
 def test_stock_is_torch() -> None:
@@ -109,6 +112,7 @@ def test_stock_is_torch() -> None:
 
 def test_the_widest_unit_of_a_cpu_is_chosen() -> None:
     assert vector_unit(AVX512) == VectorUnit(16, dot=True)
+    assert vector_unit({**AVX512, "amx-bf16": True}) == VectorUnit(16, dot=True, tiles=True)
     assert vector_unit({**AVX512, "avx512vnni": False}) == VectorUnit(16, dot=False)
     assert vector_unit({**AVX512, "avx512bw": False}) == VectorUnit(8, dot=False)
     assert vector_unit({"avx2": True, "fma": True, "avxvnni": True}) == VectorUnit(8, dot=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from inference_server.kernels import cpu_jit, reference
 from inference_server.kernels.cpu_ops import CpuOps, compile_cpu_ops
+from inference_server.kernels.cpu_vectors import cpu_features, vector_unit
 from inference_server.kernels.ops import Activation, AddNorm, KVSlots
 from inference_server.kernels.step_rows import StepRows
 
@@ -132,6 +133,29 @@ def test_attention_at_the_edges_of_blocks_and_windows(ops: CpuOps, total: int, w
     for n in {1, min(2, total), total}:
         result, expected = Cache([(n, total)], 1, 16, 4, window).attend(ops, random(n, 2, 16, seed=total))
         torch.testing.assert_close(result, expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("heads, kv_heads, head_dim", [(4, 1, 256), (6, 2, 64)])
+@pytest.mark.parametrize("window", [None, 70])
+def test_attention_of_chunks_far_into_a_prompt(ops: CpuOps, heads: int, kv_heads: int, head_dim: int, window: int | None) -> None:
+    rows = [(1, 200), (40, 300), (7, 130), (150, 150), (2, 65)]
+    result, expected = Cache(rows, kv_heads, head_dim, 16, window).attend(ops, random(200, heads, head_dim, seed=9) / head_dim**0.25)
+    torch.testing.assert_close(result, expected, atol=5e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_a_prompts_attention_is_the_same_bits_however_it_is_cut(ops: CpuOps, window: int | None) -> None:
+    cache, q = Cache([(300, 300)], 1, 64, 16), random(300, 4, 64) / 3
+    if not vector_unit(cpu_features()).tiles:
+        pytest.skip("torch multiplies chunks on this machine")
+
+    def attended(first: int, stop: int) -> Tensor:
+        rows = step_rows([(stop - first, stop)])
+        return ops.bind_attention(cache.tables, rows, window, cache.block_size)(q[first:stop], cache.key, cache.value, 0.3)
+
+    whole = attended(0, 300)
+    for cuts in ([0, 3, 67, 130, 300], [0, 64, 65 + 2, 299 - 2, 300]):
+        assert torch.equal(torch.cat([attended(*cut) for cut in itertools.pairwise(cuts)]), whole)
 
 
 def test_large_scores_do_not_overflow(ops: CpuOps) -> None:

@@ -4,7 +4,7 @@ An item is a row's query heads, or some of them, of one KV head. Keys are taken 
 online softmax of FlashAttention (arXiv:2205.14135). Longer rows are better served by matrix products, which `reference` leaves to torch.
 """
 
-from inference_server.kernels.cpu_code import BFloats, Code, Float, Floats, Int, Int32s
+from inference_server.kernels.cpu_code import BFloats, Code, Float, Floats, Int, Int32s, Ints
 
 TILE = 16  # keys of one step of the online softmax
 TOGETHER = 8  # keys of a tile in one loop over head_dim: as many sums or factors as registers hold beside their operands
@@ -42,14 +42,14 @@ def decode_attention(
     start = (row * num_heads + first_head) * head_dim
     queries: Floats = q + start
     sums: Floats = out + start  # of values, each weighted by exp(score - maximum of its head)
-    maxima, totals = code.floats(MAX_ITEM_HEADS), code.floats(MAX_ITEM_HEADS)
+    maxima, totals = code.memory(Floats, MAX_ITEM_HEADS), code.memory(Floats, MAX_ITEM_HEADS)
     with code.loop(item_heads) as head:
         maxima[head], totals[head] = code.number(-1e30), code.number(0.0)
     with code.loop(item_heads * head_dim) as i:
         sums[i] = code.number(0.0)
 
     table: Int32s = tables + row * table_width
-    offsets, weights = code.ints(TILE), code.floats(TILE)
+    offsets, weights = code.memory(Ints, TILE), code.memory(Floats, TILE)
     with code.loop(position + 1, start=oldest // TILE * TILE, step=TILE) as first_key:
         with code.loop(TILE) as j:
             # A place without a key repeats a neighbour: only slots that hold the row's own keys are read.

@@ -8,9 +8,10 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 _FLAGS = ("reassoc", "contract", "nsz")
+ArrayKind = TypeVar("ArrayKind", bound="Array")
 
 
 class Code:
@@ -46,12 +47,14 @@ class Code:
         variable.value = value
         return variable
 
-    def floats(self, size: int) -> "Floats":
-        """Scratch memory of the item, of fixed size."""
-        return Floats(self, self._alloca(self.ir.FloatType(), size))
-
-    def ints(self, size: int) -> "Ints":
-        return Ints(self, self._alloca(self.ir.IntType(64), size))
+    def memory(self, kind: type[ArrayKind], size: int) -> ArrayKind:
+        """Scratch memory of the item, of so many elements."""
+        array = kind(self, None)
+        allocated = self._alloca(array._element(), size)
+        allocated.align = 64
+        allocated.type = self.ir.PointerType()  # as arguments are: of no element type, so that vectors can be stored too
+        array.ir = allocated
+        return array
 
     def integer(self, value: "Int | int") -> "Int":
         return value if isinstance(value, Int) else Int(self, self.ir.Constant(self.ir.IntType(64), value))
@@ -244,6 +247,10 @@ class BFloats(Array):
         return Float(self.code, builder.bitcast(bits, ir.FloatType()))
 
     def __setitem__(self, index: Int | int, value: Float) -> None:
+        self.put(index, value)
+
+    def put(self, index: Int | int, value: Float) -> Float:
+        """Writes, and returns the value as rounded."""
         ir, builder = self.code.ir, self.code.builder
         i32 = ir.IntType(32)
         bits = builder.bitcast(value.ir, i32)
@@ -252,6 +259,7 @@ class BFloats(Array):
         nan = builder.fcmp_unordered("uno", value.ir, value.ir)
         high = builder.lshr(builder.select(nan, i32(0x7FC00000), rounded), i32(16))
         builder.store(builder.trunc(high, ir.IntType(16)), self._address(index))
+        return Float(self.code, builder.bitcast(builder.shl(high, i32(16)), ir.FloatType()))
 
 
 @dataclass(slots=True)

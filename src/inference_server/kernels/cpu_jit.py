@@ -51,6 +51,20 @@ def num_threads(work: int) -> int:
     return 1 if work < 2 * GRAIN else min(work // GRAIN, torch.get_num_threads())
 
 
+def floats_at(x: torch.Tensor) -> int:
+    """The address of a float32 tensor."""
+    if x.dtype is not torch.float32 or not x.is_contiguous():
+        raise TypeError(f"expected contiguous float32, got {x.dtype} of strides {x.stride()}")
+    return x.data_ptr()
+
+
+def cache_at(x: torch.Tensor) -> int:
+    """The address of a layer's keys or values [num_blocks, block_size, num_kv_heads, head_dim]."""
+    if x.dtype is not torch.bfloat16:
+        raise TypeError(f"expected bfloat16, got {x.dtype}")
+    return x.data_ptr()
+
+
 def can_compile() -> bool:
     """Whether there is what it takes: Linux (an OpenMP runtime with the GNU entry point, loaded by torch) and llvmlite."""
     if sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "GOMP_parallel"):
@@ -68,8 +82,11 @@ def compile_kernels(sources: Sequence[KernelSource]) -> dict[str, CompiledKernel
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    features = llvm.get_host_cpu_features().flatten()
-    machine = llvm.Target.from_default_triple().create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
+    features = llvm.get_host_cpu_features()
+    if features.get("avx512f"):
+        features["prefer-256-bit"] = False  # LLVM's choice for CPUs that slow down when their wide registers are used
+    cpu, flags = llvm.get_host_cpu_name(), features.flatten()
+    machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=flags, opt=3)
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     for source in sources:

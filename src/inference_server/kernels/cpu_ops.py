@@ -4,8 +4,9 @@ A call costs a few microseconds, where the same in PyTorch is ten small operatio
 same bits for any batch and thread count.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -13,14 +14,14 @@ from torch import Tensor
 from inference_server.kernels import reference
 from inference_server.kernels.composed import ComposedLinear
 from inference_server.kernels.cpu_attention import MAX_ITEM_HEADS, decode_attention
+from inference_server.kernels.cpu_chunk_attention import ChunkAttention, chunk_attention
 from inference_server.kernels.cpu_gated import gated_gelu_tanh, gated_silu
-from inference_server.kernels.cpu_int8 import Int8Linear, int8_kernel, quantize_kernel
-from inference_server.kernels.cpu_jit import CompiledKernel, can_compile, compile_kernels, num_threads, trace
-from inference_server.kernels.cpu_linear import PackedLinear, panel_kernel
+from inference_server.kernels.cpu_jit import CompiledKernel, cache_at, can_compile, compile_kernels, floats_at, num_threads, trace
+from inference_server.kernels.cpu_linears import CpuLinears
 from inference_server.kernels.cpu_norm import add_rms_norm, rms_norm
 from inference_server.kernels.cpu_rotary import norm_rotate_store
 from inference_server.kernels.cpu_vectors import VectorUnit, cpu_features, vector_unit
-from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue, FusedLinear, KVSlots, Linear
+from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue, FusedLinear, KVSlots
 from inference_server.kernels.quantize import QuantizedWeight
 from inference_server.kernels.reference import MassAttention, PagedAttention
 from inference_server.kernels.step_rows import StepRows
@@ -32,8 +33,11 @@ def compile_cpu_ops() -> "CpuOps | None":
     """Compiles the kernels for this machine (about half a second), or returns None where that cannot be done."""
     if not can_compile():
         return None
-    kernels = (rms_norm, add_rms_norm, norm_rotate_store, decode_attention, gated_gelu_tanh, gated_silu)
-    return CpuOps(compile_kernels([trace(kernel) for kernel in kernels]), vector_unit(cpu_features()))
+    unit = vector_unit(cpu_features())
+    kernels: list[Callable[..., None]] = [rms_norm, add_rms_norm, norm_rotate_store, decode_attention, gated_gelu_tanh, gated_silu]
+    if unit and unit.tiles:
+        kernels.append(chunk_attention)
+    return CpuOps(compile_kernels([trace(kernel) for kernel in kernels]), unit)
 
 
 class CpuOps:
@@ -49,6 +53,7 @@ class CpuOps:
         self._add_rms_norm = kernels["add_rms_norm"]
         self._norm_rotate_store = kernels["norm_rotate_store"]
         self._decode_attention = kernels["decode_attention"]
+        self._chunk_attention = ChunkAttention(kernels["chunk_attention"]) if "chunk_attention" in kernels else None
         self._gated = {activation: kernels[f"gated_{activation}"] for activation in Activation}
         self._linears = CpuLinears(unit) if unit else None
 
@@ -59,7 +64,7 @@ class CpuOps:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows, size = x.shape
         out = torch.empty(rows, size)
-        self._rms_norm(4 * x.numel(), rows, _floats(x), _floats(weight), _floats(out), size, eps)
+        self._rms_norm(4 * x.numel(), rows, floats_at(x), floats_at(weight), floats_at(out), size, eps)
         return out
 
     def add_norm(self, stream: Tensor | None, update: Tensor, norm: AddNorm) -> tuple[Tensor, Tensor]:
@@ -68,8 +73,8 @@ class CpuOps:
         rows, size = update.shape
         total = torch.empty(rows, size)
         out = total if norm.pre is None else torch.empty(rows, size)
-        following = None if norm.pre is None else _floats(norm.pre)
-        addresses = _floats(stream), _floats(update), _floats(norm.post), following, _floats(total), _floats(out)
+        following = None if norm.pre is None else floats_at(norm.pre)
+        addresses = floats_at(stream), floats_at(update), floats_at(norm.post), following, floats_at(total), floats_at(out)
         self._add_rms_norm(8 * update.numel(), rows, *addresses, size, norm.eps, norm.scale)
         return total, out
 
@@ -84,10 +89,10 @@ class CpuOps:
         if slots is not None:
             _, block_size, num_kv_heads, _ = slots.key.shape
             block_stride = slots.key.stride(0)
-            key, value, slot_mapping = _cache(slots.key), _cache(slots.value), slots.slot_mapping.data_ptr()
+            key, value, slot_mapping = cache_at(slots.key), cache_at(slots.value), slots.slot_mapping.data_ptr()
         num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
         q = torch.empty(tokens, num_heads, head_dim)
-        addresses = _floats(qkv), _floats(weight), _floats(cos), _floats(sin), _floats(q), key, value, slot_mapping
+        addresses = floats_at(qkv), floats_at(weight), floats_at(cos), floats_at(sin), floats_at(q), key, value, slot_mapping
         sizes = num_heads, num_kv_heads, num_normed, head_dim, block_size, block_stride
         self._norm_rotate_store(8 * qkv.numel(), tokens, *addresses, *sizes, eps)
         return q
@@ -95,58 +100,58 @@ class CpuOps:
     def bind_attention(
         self, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int, block_mass: Tensor | None = None
     ) -> Attention:
-        attention = CpuAttention(self._decode_attention, rows.tables(block_tables, block_size), rows, window, block_size)
+        tables = rows.tables(block_tables, block_size)
+        attention = CpuAttention(self._decode_attention, self._chunk_attention, tables, rows, window, block_size)
         return attention if block_mass is None else MassAttention(attention, block_tables, rows, window, block_size, block_mass)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty(rows, size)
-        self._gated[activation](24 * out.numel(), rows, _floats(gate_up), _floats(out), size)
+        self._gated[activation](24 * out.numel(), rows, floats_at(gate_up), floats_at(out), size)
         return out
 
 
-class CpuLinears:
-    """Makes linear layers, by kernels that are compiled for `unit` when the first layer of a kind asks for them."""
-
-    def __init__(self, unit: VectorUnit) -> None:
-        self._unit = unit
-
-    def __call__(self, weight: Tensor | QuantizedWeight) -> Linear:
-        if isinstance(weight, QuantizedWeight):
-            return Int8Linear(weight, *self._int8_kernels, self._unit)
-        return PackedLinear(weight, self._panel_kernel, self._unit) if weight.dtype is torch.bfloat16 else reference.product(weight)
-
-    @cached_property
-    def _panel_kernel(self) -> CompiledKernel:
-        return compile_kernels([panel_kernel(self._unit)])["panel_linear"]
-
-    @cached_property
-    def _int8_kernels(self) -> tuple[CompiledKernel, CompiledKernel]:
-        kernels = compile_kernels([quantize_kernel(self._unit), int8_kernel(self._unit)])
-        return kernels["quantize_rows"], kernels["int8_linear"]
-
-
 class CpuAttention:
-    """`reference.paged_attention` for the rows of one step: the leading rows of one token by the kernel, the others by the reference."""
+    """`reference.paged_attention` for the rows of one step: the leading rows of one token by one kernel, the others by another.
 
-    def __init__(self, kernel: CompiledKernel, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int) -> None:
+    attend: None where there is no matrix unit; then, and for heads that it does not serve, the others are left to the reference.
+    """
+
+    def __init__(
+        self,
+        decode: CompiledKernel,
+        attend: ChunkAttention | None,
+        block_tables: Tensor,
+        rows: StepRows,
+        window: int | None,
+        block_size: int,
+    ) -> None:
         self._num_single = single = rows.num_single
-        self._kernel = kernel
-        self._tables, self._seq_lens = block_tables.contiguous(), rows.seq_lens
-        self._window = window or _NO_WINDOW
+        self._kernel, self._attend = decode, attend
+        self._tables, self._rows, self._seq_lens = block_tables.contiguous(), rows, rows.seq_lens
+        self._window, self._block_size = window or _NO_WINDOW, block_size
         self._num_keys = sum(min(length, self._window) for length in rows.lengths[:single])
-        self._chunks = None
-        if single < len(rows.lengths):
-            starts = [start - single for start in rows.starts[single:]]
-            self._chunks = PagedAttention(block_tables[single:], starts, rows.lengths[single:], window, block_size)
 
     def __call__(self, q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         out = torch.empty_like(q)
         if self._num_single:
             self._decode(q, key, value, out, scale)
-        if self._chunks is not None:
-            out[self._num_single :] = self._chunks(q[self._num_single :], key, value, scale)
+        if self._num_single == len(self._rows.lengths):
+            return out
+        if self._attend is None or not self._attend.serves(q.shape[2]):
+            out[self._num_single :] = self._reference(q[self._num_single :], key, value, scale)
+            return out
+        for row, (start, stop) in enumerate(pairwise(self._rows.starts)):
+            if row >= self._num_single:
+                num_before = self._rows.lengths[row] - (stop - start)
+                self._attend(q[start:stop], key, value, out[start:stop], self._tables[row], num_before, self._window, scale)
         return out
+
+    @cached_property
+    def _reference(self) -> PagedAttention:
+        single, rows = self._num_single, self._rows
+        starts, window = [start - single for start in rows.starts[single:]], None if self._window == _NO_WINDOW else self._window
+        return PagedAttention(self._tables[single:], starts, rows.lengths[single:], window, self._block_size)
 
     def _decode(self, q: Tensor, key: Tensor, value: Tensor, out: Tensor, scale: float) -> None:
         num_heads, head_dim = q.shape[1:]
@@ -154,20 +159,6 @@ class CpuAttention:
         group, work = num_heads // num_kv_heads, 2 * self._num_keys * num_heads * head_dim
         # Heads that share a KV head read it once, together, unless that leaves threads without work.
         item_heads = group if self._num_single * num_kv_heads >= num_threads(work) and group <= MAX_ITEM_HEADS else 1
-        addresses = _floats(q), _cache(key), _cache(value), self._tables.data_ptr(), self._seq_lens.data_ptr(), _floats(out)
+        addresses = floats_at(q), cache_at(key), cache_at(value), self._tables.data_ptr(), self._seq_lens.data_ptr(), floats_at(out)
         sizes = num_heads, num_kv_heads, head_dim, item_heads, block_size, key.stride(0), self._tables.shape[1], self._window
         self._kernel(work, self._num_single * num_heads // item_heads, *addresses, *sizes, scale)
-
-
-def _floats(x: Tensor) -> int:
-    """The address of a float32 tensor."""
-    if x.dtype is not torch.float32 or not x.is_contiguous():
-        raise TypeError(f"expected contiguous float32, got {x.dtype} of strides {x.stride()}")
-    return x.data_ptr()
-
-
-def _cache(x: Tensor) -> int:
-    """The address of a layer's keys or values [num_blocks, block_size, num_kv_heads, head_dim]."""
-    if x.dtype is not torch.bfloat16:
-        raise TypeError(f"expected bfloat16, got {x.dtype}")
-    return x.data_ptr()

@@ -4,19 +4,26 @@ Where LLVM vectorises a loop well by itself, `cpu_code` is enough. Nothing here 
 the operations say.
 """
 
-from collections.abc import Callable, Mapping
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from inference_server.kernels.cpu_code import Array, Code, Float, Floats, Int
 
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # Linux on x86-64
+
 
 @dataclass(frozen=True, slots=True)
 class VectorUnit:
-    """lanes: of 32 bits in a register, 16 with AVX512 and 8 with AVX2. dot: adds four products of bytes to a lane at once (VNNI)."""
+    """lanes: of 32 bits in a register, 16 with AVX512 and 8 with AVX2. dot: adds four products of bytes to a lane at once (VNNI).
+
+    tiles: there is a matrix unit beside it, for tiles of bfloat16 (AMX).
+    """
 
     lanes: int
     dot: bool
+    tiles: bool = False
 
     @property
     def tile_heights(self) -> tuple[int, ...]:
@@ -25,17 +32,19 @@ class VectorUnit:
 
 
 def cpu_features() -> Mapping[str, bool]:
-    """What LLVM finds on this machine, by its names."""
+    """What LLVM finds on this machine, by its names, less what the system does not let this process use."""
     import llvmlite.binding as llvm
 
-    features: Mapping[str, bool] = llvm.get_host_cpu_features()
+    features: dict[str, bool] = dict(llvm.get_host_cpu_features())
+    if features.get("amx-bf16"):  # the registers of tiles are a process's only once it has asked for them
+        features["amx-bf16"] = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
     return features
 
 
 def vector_unit(has: Mapping[str, bool]) -> VectorUnit | None:
     """The widest there is with those features; None without AVX2 and FMA."""
     if has.get("avx512f") and has.get("avx512bw") and has.get("avx512vl"):
-        return VectorUnit(16, bool(has.get("avx512vnni")))
+        return VectorUnit(16, bool(has.get("avx512vnni")), bool(has.get("amx-bf16")))
     if has.get("avx2") and has.get("fma"):
         return VectorUnit(8, bool(has.get("avxvnni")))
     return None
@@ -64,13 +73,21 @@ class FloatVector:
 
     def fma(self, x: "FloatVector", y: "FloatVector") -> "FloatVector":
         """self + x * y, rounded once."""
-        return FloatVector(self.code, _call(self.code, f"llvm.fma.v{self.ir.type.count}f32", self.ir.type, x.ir, y.ir, self.ir))
+        return FloatVector(self.code, intrinsic(self.code, f"llvm.fma.v{self.ir.type.count}f32", self.ir.type, x.ir, y.ir, self.ir))
 
     def __add__(self, other: "FloatVector") -> "FloatVector":
         return FloatVector(self.code, self.code.builder.fadd(self.ir, other.ir))
 
     def __mul__(self, other: "FloatVector") -> "FloatVector":
         return FloatVector(self.code, self.code.builder.fmul(self.ir, other.ir))
+
+    def maximum(self, other: "FloatVector") -> "FloatVector":
+        return FloatVector(self.code, intrinsic(self.code, f"llvm.maxnum.v{self.ir.type.count}f32", self.ir.type, self.ir, other.ir))
+
+    def largest(self) -> Float:
+        """Of the lanes."""
+        name = f"llvm.vector.reduce.fmax.v{self.ir.type.count}f32"
+        return Float(self.code, intrinsic(self.code, name, self.code.ir.FloatType(), self.ir))
 
     def store(self, array: Floats, index: Int | int) -> None:
         _store(self.code, array, index, self.ir)
@@ -107,7 +124,7 @@ class IntVector:
     def add_dot(self, unsigned: "IntVector", signed: "IntVector") -> "IntVector":
         """Each lane plus the products of its four bytes of the one, 0 to 255, and of the other, -128 to 127. Needs VNNI."""
         function = f"llvm.x86.avx512.vpdpbusd.{32 * self.ir.type.count}"
-        return IntVector(self.code, _call(self.code, function, self.ir.type, self.ir, unsigned.ir, signed.ir))
+        return IntVector(self.code, intrinsic(self.code, function, self.ir.type, self.ir, unsigned.ir, signed.ir))
 
     def pair_dot(self, other: "IntVector") -> "IntVector":
         """The products of each lane's two 16-bit integers, signed, added up."""
@@ -116,7 +133,20 @@ class IntVector:
         halves = ir.VectorType(ir.IntType(16), 2 * lanes)
         function = "llvm.x86.avx2.pmadd.wd" if lanes == 8 else "llvm.x86.avx512.pmaddw.d.512"
         operands = builder.bitcast(self.ir, halves), builder.bitcast(other.ir, halves)
-        return IntVector(self.code, _call(self.code, function, self.ir.type, *operands))
+        return IntVector(self.code, intrinsic(self.code, function, self.ir.type, *operands))
+
+    def interleave(self, other: "IntVector") -> list["IntVector"]:
+        """Pairs of 16-bit integers, low ones first: two vectors, of the first and of the last lanes of self and other."""
+        ir, builder = self.code.ir, self.code.builder
+        lanes = self.ir.type.count
+        halves = ir.VectorType(ir.IntType(16), 2 * lanes)
+        operands = builder.bitcast(self.ir, halves), builder.bitcast(other.ir, halves)
+        order = [half * 2 * lanes + i for i in range(2 * lanes) for half in (0, 1)]
+        parts = (order[: 2 * lanes], order[2 * lanes :])
+        return [IntVector(self.code, builder.bitcast(_shuffle(self.code, *operands, part), self.ir.type)) for part in parts]
+
+    def store(self, array: "Words", index: Int | int) -> None:
+        _store(self.code, array, index, self.ir)
 
     def _all(self, value: int) -> Any:
         return self.ir.type([value] * self.ir.type.count)
@@ -139,7 +169,20 @@ class Words(Array):
     def prefetch(self, index: Int, bytes_ahead: int) -> None:
         """Requests the cache line that far ahead of a word."""
         ir, i32 = self.code.ir, self.code.ir.IntType(32)
-        _call(self.code, "llvm.prefetch.p0", ir.VoidType(), self._address(index + bytes_ahead // 4), i32(0), i32(3), i32(1))
+        intrinsic(self.code, "llvm.prefetch.p0", ir.VoidType(), self._address(index + bytes_ahead // 4), i32(0), i32(3), i32(1))
+
+
+def transposed(rows: Sequence[IntVector]) -> list[IntVector]:
+    """Lane i of vector j becomes lane j of vector i; as many vectors as lanes, a power of two."""
+    code, lanes, vectors = rows[0].code, range(len(rows)), [row.ir for row in rows]
+    distance = 1
+    while distance < len(rows):  # swaps one bit of the two numbers at a time
+        for i in (i for i in lanes if not i & distance):
+            pair = vectors[i], vectors[i + distance]
+            vectors[i] = _shuffle(code, *pair, [len(rows) + lane - distance if lane & distance else lane for lane in lanes])
+            vectors[i + distance] = _shuffle(code, *pair, [len(rows) + lane if lane & distance else lane + distance for lane in lanes])
+        distance *= 2
+    return [IntVector(code, vector) for vector in vectors]
 
 
 def spread(x: Float, lanes: int) -> FloatVector:
@@ -152,8 +195,8 @@ def float_vector(array: Floats, index: Int | int, lanes: int) -> FloatVector:
     return FloatVector(array.code, array.code.builder.load(address, typ=_vector_type(array.code, "float", lanes), align=4))
 
 
-def _call(code: Code, name: str, result: Any, *operands: Any) -> Any:
-    """Of an LLVM intrinsic."""
+def intrinsic(code: Code, name: str, result: Any, *operands: Any) -> Any:
+    """A call of an LLVM intrinsic."""
     module, function_type = code.builder.module, code.ir.FunctionType(result, [operand.type for operand in operands])
     return code.builder.call(module.globals.get(name) or code.ir.Function(module, function_type, name), operands)
 
@@ -166,8 +209,12 @@ def _spread(code: Code, scalar: Any, lanes: int) -> Any:
     vector_type = code.ir.VectorType(scalar.type, lanes)
     undefined = code.ir.Constant(vector_type, code.ir.Undefined)
     one = code.builder.insert_element(undefined, scalar, code.ir.IntType(32)(0))
-    zeros = code.ir.Constant(code.ir.VectorType(code.ir.IntType(32), lanes), [0] * lanes)
-    return code.builder.shuffle_vector(one, undefined, zeros)
+    return _shuffle(code, one, undefined, [0] * lanes)
+
+
+def _shuffle(code: Code, first: Any, second: Any, order: list[int]) -> Any:
+    """Lanes of both, numbered one after the other."""
+    return code.builder.shuffle_vector(first, second, code.ir.Constant(_vector_type(code, 32, len(order)), order))
 
 
 def _vector_type(code: Code, element: str | int, lanes: int) -> Any:
