@@ -46,7 +46,9 @@ def scraping(binary: str, monitoring: Path, url: str, folder: Path) -> Iterator[
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(monitoring / name) for name in config["rule_files"]]
     (scrape,) = config["scrape_configs"]
-    scrape["static_configs"] = [{"targets": [urlsplit(url).netloc]}]
+    scrape["file_sd_configs"] = [{"files": [str(folder / "targets" / "*.yml")]}]
+    (folder / "targets").mkdir()
+    (folder / "targets" / "server.yml").write_text(yaml.safe_dump([{"targets": [urlsplit(url).netloc]}]))
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
