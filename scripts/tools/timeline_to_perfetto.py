@@ -23,13 +23,14 @@ ENGINE, SLOTS, QUEUE = 1, 2, 3
 
 @dataclass
 class Trace:
-    """What has been drawn. `add` wants the events in the order of time.
+    """What has been drawn, requests in slots apart, for they come before what is inside them. `add` wants events in the order of time.
 
     stays: slot and start of those that have one. slots: who has which. waits: since when who was preempted.
     prefills: of steps that were planned and not collected. collected: the end of the latest wait for a step.
     """
 
     drawn: list[Event] = field(default_factory=list)
+    requests: list[Event] = field(default_factory=list)
     stays: dict[str, tuple[int, int]] = field(default_factory=dict)
     slots: dict[int, str] = field(default_factory=dict)
     waits: dict[str, int] = field(default_factory=dict)
@@ -61,10 +62,10 @@ class Trace:
         for request in list(self.stays):
             self._leave(request, self.last, {"reason": "open"})
         tracks = {(ENGINE, number): phase for number, phase in enumerate(PHASES, 1)}
-        tracks |= {(SLOTS, event["tid"]): f"slot {event['tid']}" for event in self.drawn if event["pid"] == SLOTS}
+        tracks |= {(SLOTS, event["tid"]): f"slot {event['tid']}" for event in self.requests}
         names = [_name("process_name", pid, 0, name) for pid, name in ((ENGINE, "engine"), (SLOTS, "slots"), (QUEUE, "queue"))]
         names += [_name("thread_name", pid, tid, name) for (pid, tid), name in sorted(tracks.items())]
-        drawn = sorted(self.drawn, key=lambda event: (event["ts"], -event.get("dur", 0)))
+        drawn = sorted(self.requests + self.drawn, key=lambda event: (event["ts"], -event.get("dur", 0)))
         return {"displayTimeUnit": "ms", "traceEvents": names + drawn}
 
     def _phase(self, phase: str, event: Event) -> None:
@@ -94,7 +95,7 @@ class Trace:
         slot, start = self.stays.pop(request)
         if self.slots.get(slot) == request:
             del self.slots[slot]
-        self._draw("X", SLOTS, slot, request, start, dur=ts - start, args=details)
+        self.requests.append({"ph": "X", "pid": SLOTS, "tid": slot, "name": request, "ts": start, "dur": ts - start, "args": details})
         first_token = details.get("first_token")
         if first_token is not None and first_token >= start:
             self._draw("X", SLOTS, slot, "decode", first_token, dur=ts - first_token)

@@ -13,7 +13,7 @@ from inference_server.core.plan import StepPlan
 from inference_server.core.records import RequestRecord, StepRecord
 
 SCHEMA_VERSION = 1
-STEPS_BEHIND = 2  # a request that has ended may still be in the step that was in flight
+STEPS_BEHIND = 2  # a request's end is told before the step that brought it, and it may be in the step in flight behind that
 NO_SLOT = -1
 
 
@@ -43,13 +43,12 @@ class TimelineEvents:
             yield self._phase(record, phase)
         self._num_steps += 1
         while self._ended and self._ended[0][0] <= self._num_steps:
-            del self._slots[self._ended.popleft()[1]]
+            self._slots.pop(self._ended.popleft()[1], None)
 
     def of_request(self, record: RequestRecord) -> str:
         times = (record.arrival_time, record.admitted_time, record.first_token_time)
         arrival, admitted, first_token = (None if time is None else self._us(time) for time in times)
-        if record.request_id in self._slots:
-            self._ended.append((self._num_steps + STEPS_BEHIND, record.request_id))
+        self._ended.append((self._num_steps + STEPS_BEHIND, record.request_id))
         return json.dumps(
             {
                 "event": "end",
