@@ -12,18 +12,18 @@ import urllib.request
 
 import modal
 
-PORT = 8000
 LOAD_LIMIT_S = 20 * 60  # the first start downloads the model
 STOP_LIMIT_S = 25  # Modal kills a container 30 s after it has asked it to stop
 SETTINGS = {
     "MODEL_NAME": "google/gemma-4-E2B-it",
     "HOST": "0.0.0.0",
-    "PORT": str(PORT),
+    "PORT": "8000",
     "LOG_FORMAT": "json",
     "DRAIN_TIMEOUT_S": "10",
     "MAX_QUEUE_SIZE": "128",
     "MODEL_CACHE_DIR": "/cache/models",
 }
+PORT = int(SETTINGS["PORT"])
 PROJECT_FILES = ("pyproject.toml", "requirements.lock", "README.md", "LICENSE", "NOTICE")
 
 image = modal.Image.debian_slim(python_version="3.12").apt_install("gcc", "libc6-dev")  # Triton compiles with it
