@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch.autograd import _profiler_enabled
 from torch.profiler import record_function
 
 
@@ -15,7 +14,7 @@ def ranges_on(device: str) -> Callable[[str], AbstractContextManager[object]]:
 
 def _for_torch(name: str) -> AbstractContextManager[object]:
     """`record_function` takes its 8 us also when nobody profiles."""
-    return record_function(name) if _profiler_enabled() else nullcontext()
+    return record_function(name) if torch.autograd._profiler_enabled() else nullcontext()  # type: ignore[attr-defined]
 
 
 @contextmanager
