@@ -61,10 +61,11 @@ def test_a_full_queue_costs_events_that_are_counted_and_never_time(tmp_path: Pat
 def test_what_cannot_be_written_is_counted_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     timeline = Timeline(tmp_path / "gone", "m", time.monotonic, max_file_bytes=1)
     shutil.rmtree(tmp_path / "gone")
-    write_in_batches(timeline, 2)
+    for number in range(2500):  # more than one batch
+        timeline.on_step(step(number))
     timeline.close()
-    assert timeline.num_dropped == 20
-    assert caplog.text.count("the timeline cannot be written") == 1
+    assert timeline.num_dropped == 2500
+    assert caplog.text.count("timeline cannot be written") == 1
 
 
 def test_a_folder_that_cannot_be_is_an_error_at_the_start(tmp_path: Path) -> None:

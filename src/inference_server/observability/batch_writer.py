@@ -1,9 +1,10 @@
 """`BatchWriter`: what the engine thread lets fall, written by another thread, a batch at a time.
 
-To put something down is an append to a bounded queue, and never waits: what does not fit is counted and dropped. The writing thread
-sleeps while there is nothing, and else looks a few times a second, so that the engine need not wake it for every item.
+To put something down is an append to a bounded queue, and never waits: what does not fit, or cannot be written, is counted and dropped.
+The writing thread sleeps while there is nothing, and else looks twice a second, so that the engine need not wake it for every item.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from threading import Event, Thread
@@ -16,12 +17,20 @@ CLOSE_S = 2.0
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 
 class BatchWriter(Generic[T]):
-    """`put` is for one thread; `write` runs on the writer's own, must not raise, and is always given something."""
+    """`put` is for one thread. `write` runs on the writer's own and is never given nothing; what it raises costs the batch.
+
+    num_refused, num_failed: items that did not fit, and that could not be written; each has one writer.
+    """
 
     def __init__(self, name: str, write: Callable[[list[T]], None], max_queued: int = MAX_QUEUED) -> None:
-        self.num_dropped = 0
+        """name: of what is written, for the log."""
+        self.num_refused = 0
+        self.num_failed = 0
+        self._name = name
         self._write = write
         self._max_queued = max_queued
         self._queue: deque[T] = deque()
@@ -29,12 +38,16 @@ class BatchWriter(Generic[T]):
         self._closing = Event()
         self._thread = Thread(target=self._run, name=name, daemon=True)
 
+    @property
+    def num_dropped(self) -> int:
+        return self.num_refused + self.num_failed
+
     def start(self) -> None:
         self._thread.start()
 
     def put(self, item: T) -> None:
         if len(self._queue) >= self._max_queued:
-            self.num_dropped += 1
+            self.num_refused += 1
             return
         self._queue.append(item)
         if not self._filled.is_set():
@@ -57,4 +70,9 @@ class BatchWriter(Generic[T]):
 
     def _drain(self) -> None:
         while batch := [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]:
-            self._write(batch)
+            try:
+                self._write(batch)
+            except Exception as error:
+                if not self.num_failed:
+                    logger.error("%s cannot be written: %s; further failures are counted and not logged", self._name, error)
+                self.num_failed += len(batch)

@@ -27,8 +27,6 @@ PROVIDER = "inference_server"
 MAX_QUEUED = 2048  # requests
 TIMEOUT_S = 5.0
 
-logger = logging.getLogger(__name__)
-
 Attributes = Mapping[str, str | int | float | tuple[str, ...]]
 
 
@@ -39,7 +37,6 @@ class SpanExporter:
         """clock: the engine's."""
         self._epoch = time.time() - clock()
         self._model_name = model_name
-        self._num_failed = 0
         self._closed = False
         url = endpoint.rstrip("/")
         self._exporter = OTLPSpanExporter(url if url.endswith(TRACES_PATH) else url + TRACES_PATH, timeout=TIMEOUT_S)
@@ -59,7 +56,7 @@ class SpanExporter:
     @property
     def num_dropped(self) -> int:
         """Requests of which no span was taken by the collector."""
-        return self._writer.num_dropped + self._num_failed
+        return self._writer.num_dropped
 
     def close(self) -> None:
         """Send what is queued and end the thread; returns in bounded time. Idempotent."""
@@ -72,10 +69,8 @@ class SpanExporter:
         for record in records:
             self._trace(record)
         if (spans := self._ended.take()) and self._exporter.export(spans) is not SpanExportResult.SUCCESS:
-            if not self._num_failed:
-                logger.error("the collector at OTLP_ENDPOINT took no spans; further failures are counted and not logged")
-                logging.getLogger(OTLPSpanExporter.__module__).disabled = True  # it has said why, and would for every batch
-            self._num_failed += len(records)
+            logging.getLogger(OTLPSpanExporter.__module__).disabled = True  # it has said why, and would for every batch
+            raise OSError("the collector at OTLP_ENDPOINT did not take them")
 
     def _trace(self, record: RequestRecord) -> None:
         parent = TraceContextTextMapPropagator().extract({"traceparent": record.traceparent}, Context())

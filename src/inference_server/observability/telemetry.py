@@ -4,7 +4,6 @@ A `BatchWriter` commits twice a second in WAL mode, so a process that is killed 
 while it grows. What did not fit into its queue, or could not be written, is counted and dropped. Neither prompts nor answers are in it.
 """
 
-import logging
 import os
 import sqlite3
 import time
@@ -50,8 +49,6 @@ CREATE INDEX requests_by_end ON requests (end_time);
 """
 INSERT = f"INSERT INTO requests VALUES ({', '.join('?' * 15)})"
 
-logger = logging.getLogger(__name__)
-
 
 class Telemetry:
     """A `RecordSink`. Construction makes the folder and the file and starts the thread; raises OSError."""
@@ -61,7 +58,6 @@ class Telemetry:
         started = time.time()
         self._epoch = started - clock()  # what turns the engine's seconds into those since the epoch
         self._writer = BatchWriter("telemetry", self._write, max_queued)
-        self._num_failed = 0
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{datetime.fromtimestamp(started, UTC):%Y%m%dT%H%M%S%f}-{os.getpid()}.sqlite3"
         meta = {"schema_version": SCHEMA_VERSION, "server_version": __version__, "model_name": model_name, "started_at": started}
@@ -81,7 +77,7 @@ class Telemetry:
     @property
     def num_dropped(self) -> int:
         """Rows that are not in the file."""
-        return self._writer.num_dropped + self._num_failed
+        return self._writer.num_dropped
 
     def close(self) -> None:
         """Write what is queued and end the file; returns in bounded time. Idempotent."""
@@ -91,21 +87,16 @@ class Telemetry:
                 self._connection.close()
 
     def _write(self, records: list[RequestRecord]) -> None:
-        try:
-            with self._connection:
-                self._connection.executemany(INSERT, map(self._row, records))
-            self._set_meta(self._drop_counts())
-        except sqlite3.Error as error:
-            if not self._num_failed:
-                logger.error("telemetry cannot be written: %s", error)
-            self._num_failed += len(records)
+        with self._connection:
+            self._connection.executemany(INSERT, map(self._row, records))
+        self._set_meta(self._drop_counts())
 
     def _set_meta(self, values: dict[str, object]) -> None:
         with self._connection:
             self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
 
     def _drop_counts(self) -> dict[str, object]:
-        return {"dropped_queue_full": self._writer.num_dropped, "dropped_write_failed": self._num_failed}
+        return {"dropped_queue_full": self._writer.num_refused, "dropped_write_failed": self._writer.num_failed}
 
     def _row(self, record: RequestRecord) -> tuple[object, ...]:
         return (

@@ -1,11 +1,10 @@
 """`Timeline`: what the engine did, step by step, as JSON lines in files that rotate by size, the oldest of a run deleted.
 
-A `BatchWriter` writes them, so that no step waits for a disk; what did not fit into its queue, or could not be written, is counted,
-and the count is a line of its own. Each file begins with a line that says what run it is of and how to read it.
+A `BatchWriter` writes them, so that no step waits for a disk; what that dropped is counted in a line of its own. Each file begins with
+a line that says what run it is of and how to read it.
 """
 
 import json
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -21,8 +20,6 @@ from inference_server.observability.timeline_events import SCHEMA_VERSION, Timel
 
 MAX_FILE_BYTES = 64 * 2**20
 MAX_FILES = 8
-
-logger = logging.getLogger(__name__)
 
 
 class Timeline:
@@ -45,7 +42,7 @@ class Timeline:
         self._max_file_bytes = max_file_bytes
         self._stem = f"{datetime.fromtimestamp(started, UTC):%Y%m%dT%H%M%S%f}-{os.getpid()}"
         self._folder = folder
-        self._num_files = self._num_failed = self._num_reported = 0
+        self._num_files = self._num_reported = 0
         self._writer: BatchWriter[StepRecord | RequestRecord] = BatchWriter("timeline", self._write, max_queued)
         folder.mkdir(parents=True, exist_ok=True)
         self._file = self._open_next()
@@ -60,7 +57,7 @@ class Timeline:
     @property
     def num_dropped(self) -> int:
         """Records that are in no file."""
-        return self._writer.num_dropped + self._num_failed
+        return self._writer.num_dropped
 
     def close(self) -> None:
         """Write what is queued and close the file; returns in bounded time. Idempotent."""
@@ -77,15 +74,10 @@ class Timeline:
         if self.num_dropped > self._num_reported:
             self._num_reported = self.num_dropped
             lines.append(json.dumps({"event": "drops", "ts": round(time.time() * 1e6), "total": self._num_reported}))
-        try:
-            if self._file.tell() >= self._max_file_bytes:
-                full, self._file = self._file, self._open_next()
-                full.close()
-            self._file.write("\n".join([*lines, ""]).encode())
-        except OSError as error:
-            if not self._num_failed:
-                logger.error("the timeline cannot be written: %s", error)
-            self._num_failed += len(records)
+        if self._file.tell() >= self._max_file_bytes:
+            full, self._file = self._file, self._open_next()
+            full.close()
+        self._file.write("\n".join([*lines, ""]).encode())
 
     def _open_next(self) -> FileIO:
         """Unbuffered: a batch is one write, and one that failed is not tried again behind our back."""
