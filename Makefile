@@ -31,6 +31,7 @@ check: $(INSTALLED)
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_style.py
 	$(BIN)/python scripts/check_settings.py
+	$(BIN)/python scripts/check_licences.py
 
 fmt: $(INSTALLED)
 	$(BIN)/ruff check --fix .

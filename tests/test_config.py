@@ -8,9 +8,17 @@ import pytest
 
 import inference_server
 from inference_server.config import AVAILABLE, Settings, as_text
-from inference_server.core.options import ApiOptions, CacheOptions, EngineOptions, ModelOptions, PrefillMode, SchedulerOptions
+from inference_server.core.options import (
+    ApiOptions,
+    CacheOptions,
+    EngineOptions,
+    ModelOptions,
+    PrefillMode,
+    SchedulerOptions,
+    SinkOptions,
+)
 
-OPTIONS = (ModelOptions, CacheOptions, SchedulerOptions, EngineOptions, ApiOptions)
+OPTIONS = (ModelOptions, CacheOptions, SchedulerOptions, EngineOptions, SinkOptions, ApiOptions)
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +104,7 @@ def test_log_level_takes_any_case() -> None:
         (["--chat-template", "missing.jinja"], "CHAT_TEMPLATE"),
         (["--cuda-graph-sizes", "1,x"], "CUDA_GRAPH_SIZES"),
         (["--prefill-mode", "eager"], "PREFILL_MODE"),
+        (["--otlp-endpoint", "collector:4318"], "OTLP_ENDPOINT"),
         (["--rate-limit-tpm", "100"], "RATE_LIMIT_TPM needs API_KEYS"),
     ],
 )
@@ -104,8 +113,8 @@ def test_bad_values_get_one_line_that_names_them(capsys: pytest.CaptureFixture[s
 
 
 def test_what_is_not_built_is_refused_by_name_and_never_ignored(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refusal(capsys, "--otlp-endpoint", "collector") == "inference-server: OTLP_ENDPOINT is not built yet: leave it unset"
-    assert "TIMELINE_DIR" in refusal(capsys, "--timeline-dir", "somewhere")
+    refused = refusal(capsys, "--custom-backend-compile", "true")
+    assert refused == "inference-server: CUSTOM_BACKEND_COMPILE is not built yet: leave it unset"
     assert all(Settings.model_fields[name].default in values for name, values in AVAILABLE.items())
 
 
@@ -178,7 +187,7 @@ def test_attention_is_measured_only_for_the_policy_that_reads_it(policy: str, ca
 
 def test_every_option_field_is_filled_or_a_known_constant() -> None:
     constants = {"max_header_bytes", "max_body_bytes", "body_deadline_s", "ping_interval_s"}
-    renamed = {"block_size", "num_blocks", "memory_fraction", "max_active_tokens", "cache_dir", "block_mass"}
+    renamed = {"block_size", "num_blocks", "memory_fraction", "max_active_tokens", "cache_dir", "block_mass", "profiler_ranges"}
     names = {field.name for option in OPTIONS for field in dataclasses.fields(option)}
     assert names - set(Settings.model_fields) == constants | renamed
 

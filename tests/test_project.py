@@ -78,6 +78,15 @@ def test_undocumented_settings_are_found(tmp_path: Path) -> None:
     assert "`MAX_BATCH_SIZE` | `64`" in stale[tmp_path / "README.md"]
 
 
+def test_licences_are_those_of_the_lock(capsys: pytest.CaptureFixture[str]) -> None:
+    check = script("check_licences")
+    assert check.main([]) == 0, capsys.readouterr().out
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    assert "| `pytest` | 1.2, 1.3 | MIT | dev |\n" in check.page("pytest==1.2\npytest==1.3 ; sys_platform == 'win32'\n", pyproject)
+    with pytest.raises(ImportError):
+        check.page("no-such-package==1.0\n", pyproject)
+
+
 def test_layers_hold() -> None:
     run(str(Path(sys.executable).parent / "lint-imports"), "--no-cache")
 

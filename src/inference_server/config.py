@@ -15,7 +15,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, FilePath, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
-from inference_server.core.options import ApiOptions, CacheOptions, EngineOptions, ModelOptions, PolicyName, PrefillMode, SchedulerOptions
+from inference_server.core.options import (
+    ApiOptions,
+    CacheOptions,
+    EngineOptions,
+    ModelOptions,
+    PolicyName,
+    PrefillMode,
+    SchedulerOptions,
+    SinkOptions,
+)
 
 EMBEDDED_MODEL = "embedded"
 
@@ -23,8 +32,6 @@ EMBEDDED_MODEL = "embedded"
 AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "custom_backend_compile": (False,),
-        "timeline_dir": (None,),
-        "otlp_endpoint": (None,),
     }
 )
 
@@ -104,8 +111,14 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = Field("text", description="text or json (one object a line)")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
     telemetry_dir: Path | None = Field(None, description="Folder for a SQLite file a run with a row for each request; unset: none")
-    timeline_dir: Path | None = Field(None, description="Folder for the engine's event timeline; unset: none")
-    otlp_endpoint: str | None = Field(None, description="OpenTelemetry collector; unset: none")
+    timeline_dir: Path | None = Field(
+        None, description="Folder for JSON lines of what each step decided and did, and ranges for profilers; unset: none"
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s/]+\S*$",
+        description="OpenTelemetry collector that gets a span for each request, as http://host:4318 (extra `otel`); unset: none",
+    )
     api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
         (), repr=False, description="Keys of which clients must send one as a bearer token, comma separated; unset: open"
     )
@@ -162,6 +175,7 @@ class Settings(BaseSettings):
             cuda_graph_sizes=self.cuda_graph_sizes,
             ple_offload=self.ple_offload,
             block_mass=self.enable_prefix_cache and self.eviction_policy == "h2o",
+            profiler_ranges=self.timeline_dir is not None,
         )
 
     def cache_options(self) -> CacheOptions:
@@ -196,6 +210,10 @@ class Settings(BaseSettings):
             default_max_tokens=self.default_max_tokens,
             check_integrity=self.check_integrity,
         )
+
+    def sink_options(self) -> SinkOptions:
+        """Where the engine's records go."""
+        return SinkOptions(telemetry_dir=self.telemetry_dir, timeline_dir=self.timeline_dir, otlp_endpoint=self.otlp_endpoint)
 
     @property
     def has_simulator(self) -> bool:

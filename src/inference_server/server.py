@@ -22,7 +22,7 @@ from inference_server.engine.engine import Engine
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.engine.model_loader import ModelLoader
 from inference_server.observability.logs import configure_logging
-from inference_server.observability.sinks import Sinks
+from inference_server.observability.sinks import SinkError, Sinks
 from inference_server.simulator.simulator import LoadSimulator
 
 # How long the engine thread may keep the interpreter from the event loop, and the other way round. Shorter would be fairer, but while
@@ -57,11 +57,11 @@ def create_app(settings: Settings | None = None, load: Callable[[], LoadedModel]
 
 
 def _sinks(model_name: str, settings: Settings, clock: Clock) -> Sinks:
-    """Ends the process with one line when the folder of the telemetry cannot be written to."""
+    """Ends the process with one line when one of them cannot be had."""
     try:
-        return Sinks.create(model_name, settings.telemetry_dir, clock)
-    except OSError as error:
-        sys.stderr.write(f"inference-server: TELEMETRY_DIR: {error}\n")
+        return Sinks.create(model_name, settings.sink_options(), clock)
+    except SinkError as error:
+        sys.stderr.write(f"inference-server: {error}\n")
         raise SystemExit(2) from None
 
 

@@ -40,13 +40,17 @@ def eventually(condition: Callable[[], Found], limit_s: float = 30.0) -> Found:
 
 
 @contextmanager
-def scraping(binary: str, monitoring: Path, url: str, folder: Path) -> Iterator[Prometheus]:
-    """Prometheus with the configuration and rules of `monitoring`, which scrapes the server at `url` every second."""
+def scraping(binary: str, monitoring: Path, url: str, metrics_key: str, folder: Path) -> Iterator[Prometheus]:
+    """Prometheus with the configuration and rules of `monitoring`, which scrapes the server at `url` every second, by its key."""
     config = yaml.safe_load((monitoring / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(monitoring / name) for name in config["rule_files"]]
     (scrape,) = config["scrape_configs"]
-    scrape["static_configs"] = [{"targets": [urlsplit(url).netloc]}]
+    scrape["file_sd_configs"] = [{"files": [str(folder / "targets" / "*.yml")]}]
+    (folder / "targets").mkdir()
+    (folder / "targets" / "server.yml").write_text(yaml.safe_dump([{"targets": [urlsplit(url).netloc]}]))
+    scrape["authorization"] = {"credentials_file": "metrics_key"}  # as the comment in the configuration says
+    (folder / "metrics_key").write_text(metrics_key)
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

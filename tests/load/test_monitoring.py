@@ -38,8 +38,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     if binary is None:
         pytest.skip("no prometheus on the path; Debian has it as the package prometheus")
     with (
-        serving(max_batch_size=4, max_queue_size=2) as server,
-        scraping(binary, MONITORING / "prometheus", server.url, tmp_path_factory.mktemp("prometheus")) as found,
+        serving(max_batch_size=4, max_queue_size=2, metrics_key="for-prometheus") as server,
+        scraping(binary, MONITORING / "prometheus", server.url, "for-prometheus", tmp_path_factory.mktemp("prometheus")) as found,
     ):
         eventually(lambda: found.values("inference_server_generation_tokens_total == 0"))
         target = Target(LoadClient(server.url), {"model": "test/echo", "ignore_eos": True, **USAGE})

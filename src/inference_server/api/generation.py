@@ -35,6 +35,7 @@ def generation_of(
         arrival_time=request.state.arrival_time,
         client_id=request.state.client_id,
         trace_id=request.state.trace_id,
+        traceparent=request.state.traceparent,
         fairness_key=fairness_key(request, asker),
         **body.sampling_fields(),
         **fields,

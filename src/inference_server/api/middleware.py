@@ -18,6 +18,7 @@ from inference_server.core.errors import InferenceServerError
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 WELL_FORMED = re.compile(rb"[A-Za-z0-9._:/-]{1,128}")
+TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +27,10 @@ class RequestEnvelope:
     """Stamps the arrival, echoes X-Request-Id, times every request by its route, and answers 500 where nothing else did.
 
     `state.arrival_time` is in seconds of the engine's clock. `state.client_id` is the client's own id (X-Request-Id, else X-Trace-Id)
-    when it is well formed, else a fresh one, and `state.trace_id` a well-formed X-Trace-Id, else empty; both are only ever echoed,
-    written down and searched for, never a key. `state.response_headers`: what every answer gets, for others to add to.
+    when it is well formed, else a fresh one. `state.traceparent` is a well-formed traceparent, and `state.trace_id` a well-formed
+    X-Trace-Id, else the trace of that; each is empty where there is none. All are only ever echoed, written down and searched for, never
+    a key.
+    `state.response_headers`: what every answer gets, for others to add to.
     """
 
     def __init__(self, app: ASGIApp, context: ApiContext) -> None:
@@ -41,10 +44,15 @@ class RequestEnvelope:
         trace = header(scope, b"x-trace-id")
         sent = header(scope, b"x-request-id") or trace
         client_id = sent if WELL_FORMED.fullmatch(sent) else uuid.uuid4().hex.encode()
-        trace_id = trace.decode() if WELL_FORMED.fullmatch(trace) else ""
+        parent = TRACEPARENT.fullmatch(header(scope, b"traceparent"))
+        trace_id = trace if WELL_FORMED.fullmatch(trace) else parent[1] if parent else b""
         response_headers = [(b"x-request-id", client_id)]
         scope.setdefault("state", {}).update(
-            arrival_time=arrival_time, client_id=client_id.decode(), trace_id=trace_id, response_headers=response_headers
+            arrival_time=arrival_time,
+            client_id=client_id.decode(),
+            trace_id=trace_id.decode(),
+            traceparent=parent[0].decode() if parent else "",
+            response_headers=response_headers,
         )
         status = 0
 

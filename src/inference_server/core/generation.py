@@ -34,7 +34,7 @@ class GenerationRequest:
 
     prompt: raw text (BOS is added), token ids (taken as they are), or a chat.
     arrival_time: when the server first saw the request, in seconds of the monotonic clock; deadlines and TTFT count from it.
-    client_id, trace_id: the client's own X-Request-Id and X-Trace-Id, only ever echoed and written down.
+    client_id, trace_id, traceparent: the client's own X-Request-Id, X-Trace-Id and traceparent, only ever echoed and written down.
     fairness_key: whose share of the service this request uses.
     grammar: what the answer must fit; None for any text. Calls that a chat forces are not in it.
     n: choices wanted, each a generation of its own; choice i draws with seed + i.
@@ -69,6 +69,7 @@ class GenerationRequest:
     return_prompt: bool = False
     client_id: str = ""
     trace_id: str = ""
+    traceparent: str = ""
     session_id: str = ""
     fairness_key: str = ""
     cache_salt: str = ""

@@ -27,7 +27,8 @@ class ModelOptions:
 
     max_batch_size, max_batched_tokens: rows and tokens of the largest step. max_model_len: None for the model's own.
     cuda_graph_sizes: rows of the steps to capture; empty for the usual ones, (0,) for none. ple_offload: embeddings for every
-    layer stay in the host's memory. block_mass: measure attention by block. quantization: "none" or "int8".
+    layer stay in the host's memory. block_mass: measure attention by block. quantization: "none" or "int8". profiler_ranges: mark
+    the phases of steps for profilers.
     """
 
     model_name: str
@@ -44,6 +45,7 @@ class ModelOptions:
     cuda_graph_sizes: tuple[int, ...] = ()
     ple_offload: bool = False
     block_mass: bool = False
+    profiler_ranges: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,15 @@ class EngineOptions:
     default_max_tokens: int = 512
     stall_after_s: float = 60.0
     check_integrity: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Where the engine's records go beside the metrics. None: nowhere. otlp_endpoint: the base URL of a collector."""
+
+    telemetry_dir: Path | None = None
+    timeline_dir: Path | None = None
+    otlp_endpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

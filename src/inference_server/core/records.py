@@ -7,16 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from inference_server.core.plan import StepKind
+from inference_server.core.decisions import Decision
+from inference_server.core.phases import PhaseTime
+from inference_server.core.plan import StepKind, StepPlan
 from inference_server.core.request import FinishReason, RequestStatus
 from inference_server.core.request_history import RequestEvent
+from inference_server.core.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """One collected step. Each row that returned a token is in one of the two: inter_token_s, how many rows by the seconds since
     their token before, for rows that decode together wait equally long; first_token_s, seconds since the request's arrival.
-    replayed: whether the forward was a captured CUDA graph."""
+
+    replayed: whether the forward was a captured CUDA graph. num_active, num_used_blocks: requests that hold KV, and the blocks they
+    hold, after the step. plan: its lists do not change any more, the requests in it do. decisions: those since the record before, so
+    with a step in flight also those for the next one.
+    """
 
     step_id: int
     kind: StepKind
@@ -32,6 +39,11 @@ class StepRecord:
     num_prefill_chunks: int = 0
     num_prefill_tokens: int = 0
     replayed: bool = False
+    num_active: int = 0
+    num_used_blocks: int = 0
+    plan: StepPlan | None = None
+    phases: tuple[PhaseTime, ...] = ()
+    decisions: tuple[Decision, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +51,8 @@ class RequestRecord:
     """The life of one request, written when it ends; of one that is open, its life so far.
 
     finish_reason: None while it is open, and end_time is then the time of writing. num_computed_tokens: of its KV. events_dropped:
-    how many more events there were than a history keeps.
+    how many more events there were than a history keeps. traceparent: the client's, for the spans of this request to hang under.
+    is_chat: its prompt was one.
     """
 
     request_id: str
@@ -62,6 +75,10 @@ class RequestRecord:
     num_computed_tokens: int = 0
     events: tuple[RequestEvent, ...] = ()
     events_dropped: int = 0
+    traceparent: str = ""
+    is_chat: bool = False
+    reasoning_tokens: int = 0
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True, slots=True)

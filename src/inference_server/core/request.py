@@ -75,6 +75,7 @@ class ScheduledRequest:
     client_id: str = ""
     session_id: str = ""
     trace_id: str = ""
+    traceparent: str = ""
     fairness_key: str = ""
     cache_salt: str = ""
     priority: int = 0

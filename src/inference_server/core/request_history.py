@@ -37,11 +37,12 @@ class RequestHistory:
     events: list[RequestEvent] = field(default_factory=list)
     num_dropped: int = 0
 
-    def hold(self, gate: str, now: float) -> None:
-        """Once for as long as the same gate holds it: called at every scheduling pass."""
+    def hold(self, gate: str, now: float) -> bool:
+        """Once for as long as the same gate holds it: called at every scheduling pass. Whether it was written down."""
         last = self.events[-1] if self.events else None
-        if last is None or last.kind is not EventKind.HELD or last.gate != gate:
-            self._add(RequestEvent(EventKind.HELD, now, now, gate))
+        if last is not None and last.kind is EventKind.HELD and last.gate == gate:
+            return False
+        return self._add(RequestEvent(EventKind.HELD, now, now, gate))
 
     def prefill(self, start_time: float, end_time: float, num_tokens: int, num_rows: int) -> None:
         self._add(RequestEvent(EventKind.PREFILL, start_time, end_time, num_tokens=num_tokens, num_rows=num_rows))
@@ -49,8 +50,9 @@ class RequestHistory:
     def preempt(self, now: float) -> None:
         self._add(RequestEvent(EventKind.PREEMPTED, now, now))
 
-    def _add(self, event: RequestEvent) -> None:
+    def _add(self, event: RequestEvent) -> bool:
         if len(self.events) < MAX_EVENTS:
             self.events.append(event)
-        else:
-            self.num_dropped += 1
+            return True
+        self.num_dropped += 1
+        return False

@@ -162,7 +162,7 @@ class Engine:
         while not (self._inbox.empty() or self._stopping):
             self._apply(self._inbox.get())
         self._open.expire(now)
-        plan = self._scheduler.schedule(now)
+        plan = self._pipeline.schedule(now)
         self.num_tokens_under_way = self._pipeline.num_tokens + (0 if plan is None else plan.num_tokens)
         if plan is not None:
             self._pipeline.launch(plan)

@@ -61,6 +61,7 @@ class InputProcessor:
             arrival_time=request.arrival_time,
             client_id=request.client_id,
             trace_id=request.trace_id,
+            traceparent=request.traceparent,
             session_id=request.session_id,
             fairness_key=request.fairness_key,
             cache_salt=request.cache_salt,

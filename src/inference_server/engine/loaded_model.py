@@ -5,6 +5,7 @@ from typing import Any
 
 from inference_server.backends.base import InferenceBackend
 from inference_server.core.model_spec import GenerationDefaults, ModelSpec
+from inference_server.engine.step_times import Ranges
 from inference_server.grammar.compiler import GrammarCompiler
 from inference_server.parsing.dialect import Dialect
 from inference_server.scheduler.interface import SchedulerInterface
@@ -18,7 +19,7 @@ class LoadedModel:
 
     max_model_len: the longest prompt plus output in tokens, after the operator's limit. template_prefix_len: leading tokens
     that every chat shares because its template puts them there. dialect: how its chats mark thoughts and tool calls, if they
-    do. grammars: what makes its tokens follow a grammar, if anything can.
+    do. grammars: what makes its tokens follow a grammar, if anything can. ranges: what marks the phases of steps for a profiler.
     """
 
     backend: InferenceBackend[Any]
@@ -31,3 +32,4 @@ class LoadedModel:
     template_prefix_len: int
     dialect: Dialect | None = None
     grammars: GrammarCompiler | None = None
+    ranges: Ranges | None = None

@@ -50,7 +50,7 @@ class ModelLoader:
             raise ModelLoadError(f"{error}; delete {folder} to have it converted again") from error
 
     def _load(self, folder: Path, chat_template: Path | None) -> LoadedModel:
-        from inference_server.backends.factory import create_backend
+        from inference_server.backends import factory, profiler_ranges
 
         tokenizer = _tokenizer(folder, self._model.load_format)
         try:
@@ -58,7 +58,7 @@ class ModelLoader:
             template_prefix_len = template.template_prefix_len(tokenizer)
         except ChatTemplateError as error:
             raise ModelLoadError(str(error)) from error
-        backend = create_backend(self._model, folder)
+        backend = factory.create_backend(self._model, folder)
         spec = backend.load()
         if isinstance(tokenizer, ByteTokenizer):
             tokenizer = ByteTokenizer(spec.vocab_size)
@@ -79,7 +79,8 @@ class ModelLoader:
         )
         dialect = detect_dialect(template.source)
         grammars = grammar_compiler(tokenizer, spec.vocab_size)
-        return LoadedModel(backend, scheduler, tokenizer, template, spec, defaults, length, template_prefix_len, dialect, grammars)
+        ranges = profiler_ranges.ranges_on(spec.device) if self._model.profiler_ranges else None
+        return LoadedModel(backend, scheduler, tokenizer, template, spec, defaults, length, template_prefix_len, dialect, grammars, ranges)
 
     def _create_scheduler(self, layout: KVLayout, spec: ModelSpec) -> ContinuousBatchScheduler:
         cache = create_cache(layout, self._cache)

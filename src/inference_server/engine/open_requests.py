@@ -156,4 +156,8 @@ def _record(request: ScheduledRequest, reason: FinishReason | None, now: float, 
         num_computed_tokens=request.num_computed_tokens,
         events=tuple(request.history.events),
         events_dropped=request.history.num_dropped,
+        traceparent=request.traceparent,
+        is_chat=request.answer is not None,
+        reasoning_tokens=request.num_reasoning_tokens,
+        sampling=request.sampling,
     )

@@ -1,4 +1,4 @@
-"""Hops 4 to 6: a plan through the backend, its tokens through the output processor, and both to the scheduler.
+"""Hops 3 to 6: a plan from the scheduler, through the backend, its tokens through the output processor, and both to the scheduler.
 
 Steps are collected in the order of their launch. Where a grammar decides which tokens may come, sampling waits for the tokens of the
 step before, and the forward does not. A step that fails costs its own requests and nothing else; any other
@@ -13,6 +13,7 @@ from typing import Any
 
 from inference_server.core.clock import Clock
 from inference_server.core.errors import StepFailedError
+from inference_server.core.phases import Phase
 from inference_server.core.plan import StepKind, StepPlan, StepResult
 from inference_server.core.records import RecordSink, StepRecord
 from inference_server.core.request import FinishReason
@@ -20,6 +21,7 @@ from inference_server.engine.loaded_model import LoadedModel
 from inference_server.engine.open_requests import OpenRequests
 from inference_server.engine.outbox import Outbox
 from inference_server.engine.output_processor import OutputProcessor, StepOutputs
+from inference_server.engine.step_times import StepTimes
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ class _InFlight:
     handle: Any
     start_time: float
     masked: bool
+    times: StepTimes
 
 
 class StepPipeline:
@@ -54,6 +57,9 @@ class StepPipeline:
         self._outbox = outbox
         self._sinks = sinks
         self._clock = clock
+        self._ranges = model.ranges
+        self._times: StepTimes
+        self._next_step_id = 1
         self._in_flight: deque[_InFlight] = deque()
         self._num_preempted = 0
         self._last_end = 0.0
@@ -66,10 +72,19 @@ class StepPipeline:
         """Of all steps in flight."""
         return sum(step.plan.num_tokens for step in self._in_flight)
 
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next step, to be launched at once, as the scheduler's own `schedule`."""
+        self._times = StepTimes(self._next_step_id, self._clock, self._ranges)
+        with self._times.phase(Phase.SCHEDULE):
+            return self._scheduler.schedule(now)
+
     def launch(self, plan: StepPlan) -> None:
-        start_time = self._clock()
+        start_time, times = self._clock(), self._times
+        self._next_step_id = plan.step_id + 1
         try:
-            step = _InFlight(plan, self._backend.launch(plan), start_time, self._processor.constrains(plan))
+            with times.phase(Phase.LAUNCH):
+                handle = self._backend.launch(plan)
+            step = _InFlight(plan, handle, start_time, self._processor.constrains(plan), times)
             if not (step.masked and self._in_flight):
                 self._sample(step)
         except StepFailedError as error:
@@ -87,26 +102,33 @@ class StepPipeline:
                 self._fail(self._in_flight.popleft().plan, error)
 
     def _sample(self, step: _InFlight) -> None:
-        self._backend.sample(step.handle, self._processor.masks(step.plan) if step.masked else None)
+        with step.times.phase(Phase.SAMPLE):
+            self._backend.sample(step.handle, self._processor.masks(step.plan) if step.masked else None)
 
     def _collect(self, step: _InFlight) -> None:
         try:
-            result = self._backend.collect(step.handle)
+            with step.times.phase(Phase.COLLECT):
+                result = self._backend.collect(step.handle)
         except StepFailedError as error:
             self._fail(step.plan, error)
             return
         now = self._clock()
+        prefill_rows = step.plan.prefill_rows
+        with step.times.phase(Phase.OUTPUT):
+            outputs = self._give_out(step, result, prefill_rows, now)
+        self.step_id = step.plan.step_id
+        self._record(step, result, prefill_rows, outputs, now)
+
+    def _give_out(self, step: _InFlight, result: StepResult, prefill_rows: list[int], now: float) -> StepOutputs:
         result.elapsed_s = now - max(step.start_time, self._last_end)
         self._last_end = now
-        prefill_rows = step.plan.prefill_rows
         for row in prefill_rows:
             step.plan.requests[row].history.prefill(now - result.elapsed_s, now, step.plan.num_new_tokens[row], len(step.plan))
         outputs = self._processor.process(step.plan, result, now, self._outbox)
         self._scheduler.update(step.plan, result, outputs.stops)
         for request_id, reason in outputs.stops.items():
             self._requests.end(request_id, reason, now, outputs.errors.get(request_id))
-        self.step_id = step.plan.step_id
-        self._record(step, result, prefill_rows, outputs, now)
+        return outputs
 
     def _fail(self, plan: StepPlan, error: StepFailedError) -> None:
         logger.error("step %d with %d requests failed: %s", plan.step_id, len(plan), error, exc_info=error)
@@ -116,7 +138,7 @@ class StepPipeline:
             self._requests.end(request.request_id, FinishReason.ERROR, now, StepFailedError(error.message))
 
     def _record(self, step: _InFlight, result: StepResult, prefill_rows: list[int], outputs: StepOutputs, now: float) -> None:
-        stats = self._scheduler.scheduler_stats()
+        stats, cache = self._scheduler.scheduler_stats(), self._scheduler.cache_stats()
         record = StepRecord(
             step_id=step.plan.step_id,
             kind=StepKind.of(len(prefill_rows), len(step.plan)),
@@ -132,6 +154,11 @@ class StepPipeline:
             num_prefill_chunks=len(prefill_rows),
             num_prefill_tokens=sum(step.plan.num_new_tokens[row] for row in prefill_rows),
             replayed=result.replayed,
+            num_active=stats.num_active,
+            num_used_blocks=cache.used_blocks,
+            plan=step.plan,
+            phases=tuple(step.times.done),
+            decisions=self._scheduler.take_decisions(),
         )
         self._num_preempted = stats.preemptions_total
         for sink in self._sinks:

@@ -7,7 +7,7 @@ The buckets start at 0.5 ms, so that a fast model's token does not fall into the
 
 from bisect import bisect_left
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -48,8 +48,10 @@ class LatencyHistogram:
 class PrometheusSink(Collector):
     """A `RecordSink` with a registry of its own. Only what `render` returns is ever exposed."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, dropped: Mapping[str, Callable[[], int]] | None = None) -> None:
+        """dropped: by the name of a sink that writes elsewhere, how many records it has lost."""
         self._model_name = model_name
+        self._dropped = dropped or {}
         self._snapshot = EngineSnapshot()
         self._finished: Tally[str] = Tally()
         self._prompt_tokens = 0
@@ -146,6 +148,8 @@ class PrometheusSink(Collector):
         yield self._counters("request_rejections", "Generations answered 429 or 503, by reason.", "reason", self._rejected)
         yield self._counters("engine_steps", "Forward passes, by what they computed.", "kind", self._steps)
         yield self._counter("cuda_graph_steps", "Those of them whose forward was a captured CUDA graph.", self._graph_steps)
+        lost = {sink: count() for sink, count in self._dropped.items()}
+        yield self._counters("records_dropped", "Records that telemetry, timeline or spans do not have.", "sink", lost)
         for histogram in (self._ttft, self._itl, self._tpot, self._e2e, self._queue, self._prefill, self._decode):
             yield histogram.family(self._model_name)
 

@@ -1,39 +1,70 @@
 """`Sinks`: the readers of the engine's records that this process has, made together and closed together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from inference_server.core.clock import Clock
+from inference_server.core.options import SinkOptions
 from inference_server.core.records import RecordSink
 from inference_server.observability.prometheus import PrometheusSink
 from inference_server.observability.request_log import RequestLog
 from inference_server.observability.telemetry import Telemetry
+from inference_server.observability.timeline import Timeline
 from inference_server.observability.tracker import MetricsTracker
+
+
+class SinkError(Exception):
+    """A sink that was asked for cannot be had. The message is one line that names the setting."""
+
+
+class WritingSink(RecordSink, Protocol):
+    """One that writes elsewhere, by a thread of its own."""
+
+    @property
+    def num_dropped(self) -> int: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """telemetry: None without a folder for it."""
+    """writing: by name, those of telemetry, timeline and spans that the options ask for."""
 
     tracker: MetricsTracker
     prometheus: PrometheusSink
     request_log: RequestLog
-    telemetry: Telemetry | None
+    writing: Mapping[str, WritingSink]
 
     @classmethod
-    def create(cls, model_name: str, telemetry_dir: Path | None, clock: Clock) -> Self:
-        """Raises OSError when the folder cannot be written to."""
-        telemetry = None if telemetry_dir is None else Telemetry(telemetry_dir.expanduser(), model_name, clock)
-        return cls(MetricsTracker(clock), PrometheusSink(model_name), RequestLog(), telemetry)
+    def create(cls, model_name: str, options: SinkOptions, clock: Clock) -> Self:
+        """Raises SinkError."""
+        writing = _writing(model_name, options, clock)
+        dropped = {name: lambda sink=sink: sink.num_dropped for name, sink in writing.items()}
+        return cls(MetricsTracker(clock), PrometheusSink(model_name, dropped), RequestLog(), writing)
 
     def __iter__(self) -> Iterator[RecordSink]:
         yield from (self.tracker, self.prometheus, self.request_log)
-        if self.telemetry is not None:
-            yield self.telemetry
+        yield from self.writing.values()
 
     def close(self) -> None:
         """Write what has not been written. Returns in bounded time."""
-        if self.telemetry is not None:
-            self.telemetry.close()
+        for sink in self.writing.values():
+            sink.close()
+
+
+def _writing(model_name: str, options: SinkOptions, clock: Clock) -> dict[str, WritingSink]:
+    sinks: dict[str, WritingSink] = {}
+    for name, folder, make in (("telemetry", options.telemetry_dir, Telemetry), ("timeline", options.timeline_dir, Timeline)):
+        if folder is not None:
+            try:
+                sinks[name] = make(folder.expanduser(), model_name, clock)
+            except OSError as error:
+                raise SinkError(f"{name.upper()}_DIR: {error}") from error
+    if options.otlp_endpoint is not None:
+        try:
+            from inference_server.observability.spans import SpanExporter
+        except ImportError as error:
+            raise SinkError("OTLP_ENDPOINT needs the extra `otel`: pip install 'inference-server[otel]'") from error
+        sinks["spans"] = SpanExporter(options.otlp_endpoint, model_name, clock)
+    return sinks

@@ -8,6 +8,7 @@ recomputation of a preempted request. A row is in flight while its scheduled cou
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from inference_server.core.decisions import Decision
 from inference_server.core.errors import PromptTooLongError
 from inference_server.core.options import PrefillMode, SchedulerOptions
 from inference_server.core.plan import StepPlan, StepResult
@@ -17,6 +18,7 @@ from inference_server.kv_cache.cache_manager import CacheManager
 from inference_server.scheduler.active_batch import ActiveBatch
 from inference_server.scheduler.admission import AdmissionController
 from inference_server.scheduler.chunk_budget import ChunkBudget
+from inference_server.scheduler.decision_log import DecisionLog
 from inference_server.scheduler.intake import Intake
 from inference_server.scheduler.policies import SchedulingPolicy, create_policy
 from inference_server.scheduler.prefill_shape import shape_prefill
@@ -62,12 +64,12 @@ class ContinuousBatchScheduler:
         # No chunk is longer than any sequence that fits, so this is "no limit" where prompts are computed whole.
         max_chunk = self._chunk if in_chunks else self.max_request_tokens
         self._batch = ActiveBatch(options.max_batch_size, self._policy.rank)
-        self._intake = Intake(self._policy, admission or AdmissionController(cache), cache, self._batch, max_chunk)
+        self._log = DecisionLog()
+        self._intake = Intake(self._policy, admission or AdmissionController(cache), cache, self._batch, max_chunk, self._log)
         self._chunk_budget = ChunkBudget(alternating=self._mode is PrefillMode.CHUNKED, unnoticed_s=options.unnoticed_itl_ms / 1000)
         self._resting: ScheduledRequest | None = None
         self._prefill_turn = True
         self._next_step_id = 1
-        self._now = 0.0
         self._preemptions_total = 0
 
     def add(self, request: ScheduledRequest, parent: ScheduledRequest | None = None) -> None:
@@ -86,7 +88,7 @@ class ContinuousBatchScheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """A pass that only took memory away, or only let a row rest, is followed by another, which finds the room."""
-        self._now = now
+        self._log.begin(self._next_step_id, now)
         resting, self._resting = self._resting, None
         while True:
             preemptions_before = self._preemptions_total
@@ -163,6 +165,9 @@ class ContinuousBatchScheduler:
 
     def cache_stats(self) -> CacheStats:
         return self._cache.stats()
+
+    def take_decisions(self) -> tuple[Decision, ...]:
+        return self._log.take()
 
     def _build_plan(self, now: float, resting: ScheduledRequest | None) -> StepPlan:
         """Modes other than `mixed` take turns between prompts and decodes while there are both."""
@@ -253,7 +258,7 @@ class ContinuousBatchScheduler:
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = request.num_collected_tokens = 0
         request.num_preemptions += 1
-        request.history.preempt(self._now)
+        self._log.preempted(request)
         self._intake.requeue(request)
         self._preemptions_total += 1
         if not len(self._batch):

@@ -10,6 +10,7 @@ from inference_server.core.request import ScheduledRequest
 from inference_server.kv_cache.cache_manager import CacheManager
 from inference_server.scheduler.active_batch import ActiveBatch
 from inference_server.scheduler.admission import AdmissionController, AdmissionPass, HoldReason, Holds
+from inference_server.scheduler.decision_log import DecisionLog
 from inference_server.scheduler.drain_rate import DrainRate
 from inference_server.scheduler.forks import ForkQueue
 from inference_server.scheduler.policies import SchedulingPolicy
@@ -21,7 +22,13 @@ class Intake:
     """max_chunk: the most tokens of one prompt that a step computes. `len` is the number of requests that wait."""
 
     def __init__(
-        self, policy: SchedulingPolicy, admission: AdmissionController, cache: CacheManager, batch: ActiveBatch, max_chunk: int
+        self,
+        policy: SchedulingPolicy,
+        admission: AdmissionController,
+        cache: CacheManager,
+        batch: ActiveBatch,
+        max_chunk: int,
+        log: DecisionLog,
     ) -> None:
         self.waiting_tokens = 0  # of the queue alone: children have little to compute
         self.admitted_total = 0
@@ -30,6 +37,7 @@ class Intake:
         self._cache = cache
         self._batch = batch
         self._max_chunk = max_chunk
+        self._log = log
         self._forks = ForkQueue()
         self._drain_rate = DrainRate()
         self._holds = Holds()
@@ -125,7 +133,7 @@ class Intake:
         reason = HoldReason.SLOTS if self._batch.full else self._try(request, gate, parent)
         if reason is not None:
             self._holds.add(reason)
-            request.history.hold(reason, self._now)
+            self._log.held(request, reason)
             return False
         if parent is not None:
             request.num_cached_tokens = request.num_computed_tokens
@@ -137,6 +145,7 @@ class Intake:
         self._admission.admitted(request)
         self.waiting_tokens -= request.num_tokens
         self._batch.add(request)
+        self._log.admitted(request)
         self.admitted_total += 1
         return True
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from inference_server.core.decisions import Decision
 from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.records import CacheStats, SchedulerStats
 from inference_server.core.request import FinishReason, ScheduledRequest
@@ -52,6 +53,10 @@ class SchedulerInterface(Protocol):
     def scheduler_stats(self) -> SchedulerStats: ...
 
     def cache_stats(self) -> CacheStats: ...
+
+    def take_decisions(self) -> tuple[Decision, ...]:
+        """What it did to requests since the last call: admissions, holds and preemptions, in their order."""
+        ...
 
     def check_integrity(self, unfinished: Iterable[ScheduledRequest]) -> None:
         """Account for every request of `unfinished`, slot, token and block. Raises AssertionError with what is off; slow."""

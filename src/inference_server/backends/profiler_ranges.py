@@ -1,0 +1,27 @@
+"""Ranges by which torch's profiler, and on CUDA Nsight Systems and its like, find what the engine's thread was doing."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch.profiler import record_function
+
+
+def ranges_on(device: str) -> Callable[[str], AbstractContextManager[object]]:
+    """What opens a named range on a model's device: for torch's profiler while it runs, and on CUDA always for NVTX."""
+    return _with_nvtx if device.startswith("cuda") else _for_torch
+
+
+def _for_torch(name: str) -> AbstractContextManager[object]:
+    """`record_function` takes its 8 us also when nobody profiles."""
+    return record_function(name) if torch.autograd._profiler_enabled() else nullcontext()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _with_nvtx(name: str) -> Iterator[None]:
+    torch.cuda.nvtx.range_push(name)
+    try:
+        with _for_torch(name):
+            yield
+    finally:
+        torch.cuda.nvtx.range_pop()

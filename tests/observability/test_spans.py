@@ -1,0 +1,177 @@
+"""Spans of requests, read back from what a collector was sent."""
+
+import logging
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from otlp_collector import Collector, attributes, collecting
+
+from inference_server import __version__
+from inference_server.core.options import SinkOptions
+from inference_server.core.records import EngineSnapshot, RequestRecord
+from inference_server.core.request import FinishReason
+from inference_server.core.request_history import EventKind, RequestEvent
+from inference_server.core.sampling_params import SamplingParams
+from inference_server.observability.sinks import SinkError, Sinks
+from inference_server.observability.spans import SpanExporter
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+RECORD = RequestRecord(
+    request_id="r1",
+    client_id="client",
+    session_id="session",
+    finish_reason=FinishReason.STOP,
+    error_code=None,
+    prompt_tokens=7,
+    cached_tokens=4,
+    output_tokens=3,
+    num_preemptions=1,
+    arrival_time=100.0,
+    admitted_time=100.5,
+    first_token_time=102.0,
+    end_time=106.0,
+    events=(RequestEvent(EventKind.HELD, 100.0, 100.0, "slots"), RequestEvent(EventKind.PREFILL, 100.5, 102.0, num_tokens=3)),
+    traceparent=f"00-{TRACE}-{PARENT}-01",
+    is_chat=True,
+    reasoning_tokens=2,
+    sampling=SamplingParams(temperature=0.5, top_k=40, max_tokens=9, stop=("a secret",)),
+)
+NEVER_RAN = RequestRecord("r2", "", "", FinishReason.TIMEOUT, "overloaded", 7, 0, 0, 0, 100.0, None, None, 106.0)
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with collecting() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def sdk_logger() -> Iterator[logging.Logger]:
+    logger = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    yield logger
+    logger.disabled = False
+
+
+def spans_of(collector: Collector, record: RequestRecord, number: int) -> dict[str, Span]:
+    exporter = SpanExporter(collector.endpoint, "a-model", lambda: 110.0)
+    exporter.on_request(record)
+    exporter.close()
+    exporter.close()
+    assert exporter.num_dropped == 0
+    found = {span.name: span for span in collector.take(number)}
+    assert len(found) == number
+    assert collector.empty
+    return found
+
+
+def test_a_request_is_a_span_by_the_conventions_with_its_phases_below_it(collector: Collector) -> None:
+    before = time.time()
+    found = spans_of(collector, RECORD, 4)
+    root = found.pop("chat a-model")
+    assert attributes(root) == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "inference_server",
+        "gen_ai.request.model": "a-model",
+        "gen_ai.response.model": "a-model",
+        "gen_ai.response.id": "r1",
+        "gen_ai.response.finish_reasons": ["stop"],
+        "gen_ai.conversation.id": "session",
+        "gen_ai.request.max_tokens": 9,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.top_p": 1.0,
+        "gen_ai.request.top_k": 40,
+        "gen_ai.request.frequency_penalty": 0.0,
+        "gen_ai.request.presence_penalty": 0.0,
+        "gen_ai.usage.input_tokens": 7,
+        "gen_ai.usage.cache_read.input_tokens": 4,
+        "gen_ai.usage.output_tokens": 3,
+        "gen_ai.usage.reasoning.output_tokens": 2,
+        "inference_server.preemptions": 1,
+    }
+    assert (root.kind, root.status.code) == (Span.SPAN_KIND_SERVER, 0)
+    assert (root.trace_id.hex(), root.parent_span_id.hex()) == (TRACE, PARENT)
+    assert root.start_time_unix_nano / 1e9 == pytest.approx(before - 10, abs=5)
+    times = {name: (span.start_time_unix_nano - root.start_time_unix_nano) / 1e9 for name, span in found.items()}
+    lengths = {name: (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 for name, span in found.items()}
+    assert times == {"queue": 0.0, "prefill": 0.5, "decode": 2.0}
+    assert lengths == {"queue": 0.5, "prefill": 1.5, "decode": 4.0}
+    assert {(span.trace_id, span.parent_span_id) for span in found.values()} == {(root.trace_id, root.span_id)}
+    assert [(event.name, attributes(event)) for event in root.events] == [("held", {"gate": "slots"}), ("prefill", {"tokens": 3})]
+    (resource,) = collector.resources
+    assert {"service.name": "inference-server", "service.version": __version__}.items() <= resource.items()
+    assert collector.paths == ["/v1/traces"]
+
+
+def test_a_refused_request_has_an_error_and_only_waited(collector: Collector) -> None:
+    found = spans_of(collector, NEVER_RAN, 2)
+    root = found["text_completion a-model"]
+    assert (root.status.code, root.status.message, attributes(root)["error.type"]) == (2, "overloaded", "overloaded")
+    assert root.parent_span_id == b""
+    assert found["queue"].end_time_unix_nano == root.end_time_unix_nano
+
+
+def test_a_client_that_does_not_sample_gets_no_spans(collector: Collector) -> None:
+    exporter = SpanExporter(collector.endpoint + "/v1/traces", "m", time.monotonic)
+    exporter.on_request(replace(RECORD, traceparent=f"00-{TRACE}-{PARENT}-00"))
+    exporter.on_request(NEVER_RAN)
+    exporter.close()
+    assert {span.name for span in collector.take(2)} == {"text_completion m", "queue"}
+    assert collector.empty
+
+
+def test_a_dead_collector_costs_spans_and_nobody_s_time() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and never listens
+        exporter = SpanExporter(f"http://127.0.0.1:{nobody.getsockname()[1]}", "m", time.monotonic, max_queued=50)
+        started = time.monotonic()
+        for _ in range(20_000):
+            exporter.on_request(NEVER_RAN)
+        assert time.monotonic() - started < 2, "the queue held the engine up"
+        exporter.close()
+        assert time.monotonic() - started < 8
+        exporter._writer._thread.join()  # it says what it lost before it ends
+    assert exporter.num_dropped >= 20_000 - 50
+
+
+def test_a_collector_that_refuses_is_named_once_and_may_come_back(collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
+    exporter = SpanExporter(collector.endpoint, "m", time.monotonic)
+    collector.status = 400
+    for expected in (1, 2):
+        exporter.on_request(NEVER_RAN)
+        end = time.monotonic() + 5
+        while exporter.num_dropped < expected:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    assert caplog.text.count("OTLP_ENDPOINT") == caplog.text.count("code: 400") == 1, "that it fails and why, once"
+    collector.status = 200
+    exporter.on_request(NEVER_RAN)
+    exporter.close()
+    assert len(collector.take(2)) == 2
+    assert exporter.num_dropped == 2
+
+
+def test_without_the_extra_the_setting_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "inference_server.observability.spans", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(SinkError, match=r"^OTLP_ENDPOINT needs the extra `otel`: pip install 'inference-server\[otel\]'$"):
+        Sinks.create("m", SinkOptions(otlp_endpoint="http://127.0.0.1:1"), time.monotonic)
+
+
+def test_sinks_name_the_setting_and_count_what_they_lose(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SinkError, match=r"^TIMELINE_DIR: .*file"):
+        Sinks.create("m", SinkOptions(timeline_dir=tmp_path / "file"), time.monotonic)
+    sinks = Sinks.create("m", SinkOptions(tmp_path / "telemetry", tmp_path / "timeline"), time.monotonic)
+    assert len(list(sinks)) == 5
+    sinks.writing["timeline"]._writer.num_failed = 3  # type: ignore[attr-defined]
+    exposed = sinks.prometheus.render(EngineSnapshot(), "")[0].decode()
+    sinks.close()
+    assert 'inference_server_records_dropped_total{model_name="m",sink="timeline"} 3.0' in exposed
+    assert 'sink="telemetry"} 0.0' in exposed
