@@ -7,10 +7,11 @@ from typing import Any
 
 import openai
 import pytest
-from api_server import TestServer, parse_sse, running
+from api_server import TestServer, running
 from constrained_model import ConstrainedBackend, load_constrained
 from dialect_model import QWEN_TEMPLATE
 from pydantic import BaseModel
+from wire import parse_sse
 
 CHAT, TEXT, NATIVE, RESPONSES = "/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses"
 USER: list[Any] = [{"role": "user", "content": "Who?"}]

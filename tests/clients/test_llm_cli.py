@@ -1,0 +1,34 @@
+"""The command `llm`: streamed, whole, and with a schema."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from questions import ANSWER, DESCRIBE, QUESTION
+
+pytest.importorskip("llm")
+pytestmark = pytest.mark.clients
+
+MODEL = """\
+- model_id: mine
+  model_name: embedded
+  api_base: {url}
+  supports_schema: true
+"""
+
+
+def test_the_command(url: str, tmp_path: Path) -> None:
+    (tmp_path / "extra-openai-models.yaml").write_text(MODEL.format(url=url))
+
+    def llm(*arguments: str) -> str:
+        command = [sys.executable, "-m", "llm", "-m", "mine", "-o", "temperature", "0", "-o", "max_tokens", "150", *arguments]
+        environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"}
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
+
+    streamed, whole = llm(QUESTION), llm("--no-stream", QUESTION)
+    assert ANSWER in streamed
+    assert streamed == whole
+    assert set(json.loads(llm("--schema", "city, population int", DESCRIBE))) == {"city", "population"}
