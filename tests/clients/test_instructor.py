@@ -5,14 +5,14 @@ from typing import Any
 
 import openai
 import pytest
-from questions import DESCRIBE, Place
+from questions import DESCRIBE, LONG, Place
 
 instructor = pytest.importorskip("instructor")
 pytestmark = pytest.mark.clients
 
 REQUEST: dict[str, Any] = {
     **{"model": "embedded", "messages": [{"role": "user", "content": DESCRIBE}], "response_model": Place},
-    **{"max_retries": 0, "temperature": 0, "max_tokens": 150},
+    **{"max_retries": 0, "temperature": 0, "max_tokens": LONG},
 }
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from questions import ANSWER, DESCRIBE, QUESTION
+from questions import ANSWER, DESCRIBE, LONG, QUESTION, SHORT
 
 pytest.importorskip("llm")
 pytestmark = pytest.mark.clients
@@ -23,12 +23,13 @@ MODEL = """\
 def test_the_command(url: str, tmp_path: Path) -> None:
     (tmp_path / "extra-openai-models.yaml").write_text(MODEL.format(url=url))
 
-    def llm(*arguments: str) -> str:
-        command = [sys.executable, "-m", "llm", "-m", "mine", "-o", "temperature", "0", "-o", "max_tokens", "150", *arguments]
+    def llm(max_tokens: int, *arguments: str) -> str:
+        command = [sys.executable, "-m", "llm", "-m", "mine", "-o", "temperature", "0", "-o", "max_tokens", str(max_tokens), *arguments]
         environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"}
         return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
 
-    streamed, whole = llm(QUESTION), llm("--no-stream", QUESTION)
+    streamed, whole = llm(SHORT, QUESTION), llm(SHORT, "--no-stream", QUESTION)
     assert ANSWER in streamed
     assert streamed == whole
-    assert set(json.loads(llm("--schema", "city, population int", DESCRIBE))) == {"city", "population"}
+    schema = json.dumps({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]})
+    assert set(json.loads(llm(LONG, "--schema", schema, DESCRIBE))) == {"city"}
