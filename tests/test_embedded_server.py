@@ -82,8 +82,8 @@ def test_the_openai_client_works_side_by_side(url: str) -> None:
 
 def test_the_openai_client_gets_responses_whole_streamed_and_parsed(url: str) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
-        answer = client.responses.create(model="embedded", input=QUESTION)
-        with client.responses.stream(model="embedded", input=QUESTION) as stream:
+        answer = client.responses.create(model="embedded", input=QUESTION, max_output_tokens=24)
+        with client.responses.stream(model="embedded", input=QUESTION, max_output_tokens=24) as stream:
             deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
             final = stream.get_final_response()
         parsed = client.responses.parse(

@@ -31,5 +31,6 @@ def test_the_command(url: str, tmp_path: Path) -> None:
     streamed, whole = llm(SHORT, QUESTION), llm(SHORT, "--no-stream", QUESTION)
     assert ANSWER in streamed
     assert streamed == whole
-    schema = json.dumps({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]})
-    assert set(json.loads(llm(LONG, "--schema", schema, DESCRIBE))) == {"city"}
+    properties = {"city": {"enum": ["Paris", "Rome"]}}
+    schema = {"type": "object", "properties": properties, "required": ["city"], "additionalProperties": False}
+    assert set(json.loads(llm(LONG, "--schema", json.dumps(schema), DESCRIBE))) == {"city"}
