@@ -37,7 +37,7 @@ class GenerationRequest:
     client_id, trace_id: the client's own X-Request-Id and X-Trace-Id, only ever echoed and written down.
     fairness_key: whose share of the service this request uses.
     grammar: what the answer must fit; None for any text. Calls that a chat forces are not in it.
-    bad_words: what it must not have, none of them blank; alone with a word, or behind a space.
+    bad_words: what it must not have, as the vocabulary spells it, alone and behind a space.
     n: choices wanted, each a generation of its own; choice i draws with seed + i.
     max_tokens: 0 only with return_prompt; more than the room in the context is clamped; None takes default_max_tokens, and that takes
     the engine's.

@@ -157,6 +157,8 @@ class InputProcessor:
         spellings = []
         for word in words:
             alone, behind = (self._model.tokenizer.encode(space + word.lstrip(), add_special_tokens=False) for space in ("", " "))
+            if not alone:
+                raise InvalidRequestError("a bad word must not be blank", param="bad_words")
             spellings.append(alone)
             if len(behind) == len(alone) and behind[0] != alone[0]:
                 spellings.append(behind)

@@ -19,7 +19,7 @@ INT32 = 2**31
 INT64 = 2**63
 
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-Word = Annotated[str, StringConstraints(max_length=256, pattern=r"\S")]
+Word = Annotated[str, StringConstraints(max_length=256)]
 TokenId = Annotated[int, Field(ge=0, lt=INT32)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Label = Annotated[str, StringConstraints(max_length=256)]
