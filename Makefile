@@ -1,13 +1,14 @@
-# run: the server on the embedded model · test: the fast suite · browser: the dashboard in Chromium · monitoring: its queries on a Prometheus · check: every static gate · bench: tokens/s of the running server
+# run: the server on the embedded model · test: the fast suite · clients: other projects' clients of its API · browser: the dashboard in Chromium · monitoring: its queries on a Prometheus · check: every static gate · bench: tokens/s of the running server
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+CLIENTS ?= .venv-clients
 ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: run test heavy browser monitoring check fmt bench install clean
+.PHONY: run test heavy clients browser monitoring check fmt bench install clean
 
 run: $(INSTALLED)
 	$(BIN)/python -m inference_server $(ARGS)
@@ -17,6 +18,9 @@ test: $(INSTALLED)
 
 heavy: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m heavy --timeout=900 $(PYTEST_ARGS)
+
+clients: $(CLIENTS)/.installed
+	$(CLIENTS)/bin/python -m pytest -q -m clients -rs -W ignore --timeout=600 $(PYTEST_ARGS)
 
 browser: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m browser -rs $(PYTEST_ARGS)
@@ -49,5 +53,13 @@ $(INSTALLED): pyproject.toml requirements.lock
 	$(BIN)/python -m pip install -c requirements.lock -e '.[embedded,dev]'
 	@touch $@
 
+# The clients lie over the first environment, which stays as it is: some ask for other versions than it has.
+$(CLIENTS)/.installed: $(INSTALLED)
+	$(PYTHON) -m venv $(CLIENTS)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > $(CLIENTS)/below.pth
+	mv $(CLIENTS)/below.pth "$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	$(CLIENTS)/bin/python -m pip install -e '.[clients]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -4,13 +4,17 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionUserMessageParam
 from pydantic import BaseModel
 from server_process import serving
+from wire import streamed, whole
+from wire_prompts import requests
 
 pytestmark = pytest.mark.heavy
 QUESTION = "What is the capital of France?"
@@ -61,6 +65,42 @@ def test_the_openai_client_works(url: str) -> None:
         streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert whole.choices[0].message.content == streamed
     assert "Paris" in streamed
+
+
+def test_the_openai_client_works_side_by_side(url: str) -> None:
+    async def ask(client: openai.AsyncOpenAI, place: str) -> bool:
+        question: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": f"What is the capital of {place}?"}]
+        chunks = await client.chat.completions.create(model="embedded", messages=question, stream=True, max_tokens=24)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks]) != ""
+
+    async def scenario() -> list[bool]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+            return await asyncio.gather(*(ask(client, place) for place in ("France", "Italy", "Japan", "Peru")))
+
+    assert all(asyncio.run(scenario()))
+
+
+def test_the_openai_client_gets_responses_whole_streamed_and_parsed(url: str) -> None:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        answer = client.responses.create(model="embedded", input=QUESTION, max_output_tokens=24)
+        with client.responses.stream(model="embedded", input=QUESTION, max_output_tokens=24) as stream:
+            deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+            final = stream.get_final_response()
+        parsed = client.responses.parse(
+            model="embedded", input=f"{QUESTION} Describe it as JSON.", text_format=Place, max_output_tokens=120
+        )
+    assert "Paris" in answer.output_text
+    assert answer.output_text == final.output_text == "".join(deltas)
+    assert isinstance(parsed.output_parsed, Place)
+
+
+def test_streams_say_what_whole_answers_say(url: str) -> None:
+    """One after the other and none from the cache: in bfloat16 another shape rounds otherwise."""
+    with httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
+        for path, body in requests(Random(3), 16, max_tokens=16):
+            stream, answer = streamed(client, path, body), whole(client, path, body | {"cache_salt": "another"})
+            assert stream.choices == answer.choices
+            assert stream.counts in (answer.counts, None)
 
 
 def test_health_answers_within_50_ms_while_32_requests_run(url: str) -> None:

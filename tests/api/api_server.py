@@ -1,6 +1,5 @@
 """A real server on a loopback port for HTTP tests: uvicorn in a thread, the real application, the echo model."""
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -80,15 +79,3 @@ def _wait_ready(client: httpx.Client) -> None:
     while client.get("/ready").status_code != 200:
         assert time.monotonic() < end
         time.sleep(0.005)
-
-
-def parse_sse(raw: bytes) -> list[Any]:
-    """The payloads of a well-formed stream that ends in [DONE]; strict about framing. Comments are dropped."""
-    text = raw.decode("ascii")
-    assert text.endswith("\n\n")
-    events = [event for event in text[:-2].split("\n\n") if not event.startswith(":")]
-    assert all(event.startswith("data: ") and "\n" not in event for event in events)
-    payloads = [event.removeprefix("data: ") for event in events]
-    assert payloads.pop() == "[DONE]"
-    assert "[DONE]" not in payloads
-    return [json.loads(payload) for payload in payloads]

@@ -4,8 +4,9 @@ from typing import Any
 
 import httpx
 import pytest
-from api_server import parse_sse, running
+from api_server import running
 from echo_model import TOKENIZER, EchoBackend
+from wire import parse_sse
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

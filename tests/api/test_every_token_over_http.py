@@ -7,8 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from api_server import TestServer, parse_sse, running
+from api_server import TestServer, running
 from echo_model import MODEL_NAME, TOKENIZER
+from wire import parse_sse
 
 from inference_server.backends.fake_backend import FakeBackend, FakeStep
 from inference_server.config import Settings

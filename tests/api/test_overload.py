@@ -8,8 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from api_server import parse_sse, running
+from api_server import running
 from echo_model import EchoBackend, load_echo
+from wire import parse_sse
 
 from inference_server.config import Settings
 from inference_server.engine.loaded_model import LoadedModel

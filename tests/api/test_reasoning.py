@@ -5,8 +5,9 @@ from typing import Any
 
 import openai
 import pytest
-from api_server import TestServer, parse_sse, running
+from api_server import TestServer, running
 from dialect_model import QWEN_TEMPLATE, TOKENIZER, ScriptedBackend, load_dialect, scripted
+from wire import parse_sse
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]

@@ -245,6 +245,7 @@ def test_bad_requests_are_400(server: TestServer, fields: dict[str, Any], param:
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == (param, code)
+    assert "()" not in error["message"], "no name of ours says anything to a client"
 
 
 def test_what_asks_for_nothing_is_accepted(server: TestServer) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
-from api_server import parse_sse, running
+from api_server import running
 from echo_model import MODEL_NAME, TOKENIZER, EchoBackend
+from wire import parse_sse
 
 from inference_server.api.schemas.native import GenerateResponse
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import openai
 import pytest
-from api_server import TestServer, parse_sse, running
+from api_server import TestServer, running
 from constrained_model import ConstrainedBackend, load_constrained
 from dialect_model import QWEN_TEMPLATE
 from pydantic import BaseModel
+from wire import parse_sse
 
 CHAT, TEXT, NATIVE, RESPONSES = "/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses"
 USER: list[Any] = [{"role": "user", "content": "Who?"}]
@@ -164,6 +165,14 @@ def test_the_grammar_begins_after_the_thought(gemma: TestServer) -> None:
     assert (message["reasoning_content"], message["content"]) == ("Hm, {", "{}")
 
 
+def test_bad_words_do_not_come_even_in_thoughts(gemma: TestServer) -> None:
+    """A forbidden token is followed by what this model ends with."""
+    say(gemma, "<|channel>thought\nA wish<channel|>It is bad.")
+    for words, thought, text in ((["bad"], "A wish", "It is ba"), (["bad", "wish"], "A wis", ""), ([], "A wish", "It is bad.")):
+        message = ask(gemma, bad_words=words)["message"]
+        assert (message.get("reasoning_content"), message["content"]) == (thought, text)
+
+
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
     ({"response_format": {"type": "xml"}}, "response_format", "invalid_value"),
@@ -182,6 +191,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "unsupported_parameter"),
     ({"structured_outputs": {"regex": "a"}, "min_tokens": 3}, "min_tokens", "unsupported_parameter"),
     ({"structured_outputs": {"regex": "a"}, "allowed_token_ids": [5]}, "allowed_token_ids", "unsupported_parameter"),
+    ({"structured_outputs": {"regex": "a"}, "bad_words": ["b"]}, "bad_words", "unsupported_parameter"),
+    ({"bad_words": ["b"], "allowed_token_ids": [5]}, "bad_words", "unsupported_parameter"),
+    ({"bad_words": ["b", " "]}, "bad_words", "invalid_value"),
+    ({"bad_words": ["b"] * 65}, "bad_words", "invalid_value"),
     ({"structured_outputs": {"regex": "a"}, "tools": TOOLS, "tool_choice": "required"}, "structured_outputs", "invalid_value"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "invalid_value"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value"),

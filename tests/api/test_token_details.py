@@ -5,8 +5,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from api_server import TestServer, parse_sse
+from api_server import TestServer
 from echo_model import MODEL_NAME
+from wire import parse_sse
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "é b"}]

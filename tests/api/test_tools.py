@@ -6,8 +6,9 @@ from typing import Any
 
 import openai
 import pytest
-from api_server import TestServer, parse_sse, running
+from api_server import TestServer, running
 from dialect_model import QWEN_TEMPLATE, ScriptedBackend, load_dialect, scripted
+from wire import parse_sse
 
 CHAT = "/v1/chat/completions"
 USER: list[Any] = [{"role": "user", "content": "Weather in Paris?"}]

@@ -39,11 +39,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def engine_on(backend: Backend, num_blocks: int, sink: RecordList) -> Engine:
+def engine_on(backend: Backend, num_blocks: int, sink: RecordList, max_batch_size: int = 5, max_batched_tokens: int = 32) -> Engine:
     spec = backend.load()
     layout = KVLayout.from_num_blocks(spec.groups, 8, num_blocks)
     backend.allocate(layout)
-    options = SchedulerOptions(max_batch_size=5, max_batched_tokens=32, prefill_chunk_size=12)
+    options = SchedulerOptions(max_batch_size=max_batch_size, max_batched_tokens=max_batched_tokens, prefill_chunk_size=12)
     scheduler = ContinuousBatchScheduler(create_cache(layout, CacheOptions()), options, supports_mixed=spec.supports_mixed)
     model = replace(loaded(scheduler=scheduler), backend=backend, spec=spec)
     engine = Engine(lambda: model, EngineOptions(), [sink], VirtualClock())
@@ -63,14 +63,15 @@ def device_sampling() -> TokenSampling:
     return lambda logits, rows: Sampled(sampler(logits, rows))
 
 
-def backend_of(name: str, folder: Path) -> Backend:
-    options = ModelOptions("tiny", None, folder, device="cuda" if name == "cuda" else "cpu", dtype="float32", max_batch_size=5)
+def backend_of(name: str, folder: Path, max_batch_size: int = 5) -> Backend:
+    device = "cuda" if name == "cuda" else "cpu"
+    options = ModelOptions("tiny", None, folder, device=device, dtype="float32", max_batch_size=max_batch_size)
     match name:
         case "transformers":
-            return TorchBackend(options, folder, TokenSampler(5))
+            return TorchBackend(options, folder, TokenSampler(max_batch_size))
         case "overlapping":
             return OverlappingBackend(options, folder, open_checkpoint, device_sampling())
-    return PagedBackend(options, folder, open_checkpoint, TokenSampler(5))
+    return PagedBackend(options, folder, open_checkpoint, TokenSampler(max_batch_size))
 
 
 @pytest.mark.parametrize("name", ["paged", "transformers", "overlapping", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -91,12 +92,16 @@ def test_random_schedules_give_the_tokens_of_straight_runs(folder: Path, name: s
     assert {whole.finish_reason for whole in seen.values()} == {FinishReason.STOP, FinishReason.LENGTH}
 
 
-def test_a_seed_gives_the_same_tokens_alone_and_among_neighbours(folder: Path) -> None:
+def test_a_seed_gives_the_same_tokens_alone_and_among_busy_neighbours(folder: Path) -> None:
     def tokens_among(number: int) -> list[int]:
-        engine = engine_on(backend_of("paged", folder), num_blocks=200, sink=RecordList())
-        for request in requests_of(Random(number), number):
+        sink = RecordList()
+        engine = engine_on(backend_of("paged", folder, 32), 400, sink, max_batch_size=32, max_batched_tokens=512)
+        requests = list(requests_of(Random(number), number))
+        requests.insert(number // 2, ScheduledRequest("mine", list(range(20, 33)), SEEDED, 100.0))
+        for request in requests:
             engine.add(request)
-        engine.add(ScheduledRequest("mine", list(range(20, 33)), SEEDED, 100.0))
-        return merged(run_dry(engine)["mine"]).token_ids
+        tokens = merged(run_dry(engine)["mine"]).token_ids
+        assert max(step.num_rows for step in sink.steps) == number + 1
+        return tokens
 
     assert tokens_among(0) == tokens_among(4) == tokens_among(31)

@@ -12,6 +12,7 @@ from inference_server.api.errors import install_error_handlers
 from inference_server.api.middleware import AdmissionGate, BodyLimit, HeaderLimit, RequestEnvelope
 from inference_server.api.rate_limit import RateLimit
 from inference_server.api.routes import dashboard, generate, health, models, openai, requests, responses, simulate, stats, tokens
+from inference_server.api.schemas.answers import ERRORS
 
 
 def build_app(context: ApiContext, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
@@ -21,7 +22,7 @@ def build_app(context: ApiContext, lifespan: Lifespan[FastAPI] | None = None) ->
         version=__version__,
         lifespan=lifespan,
         middleware=_middleware(context),
-        responses={"4XX": {"description": "The error shape."}},
+        responses=ERRORS,
         docs_url=None,  # these pages load their scripts from elsewhere; /openapi.json is served
         redoc_url=None,
     )

@@ -37,6 +37,7 @@ class GenerationRequest:
     client_id, trace_id, traceparent: the client's own X-Request-Id, X-Trace-Id and traceparent, only ever echoed and written down.
     fairness_key: whose share of the service this request uses.
     grammar: what the answer must fit; None for any text. Calls that a chat forces are not in it.
+    bad_words: what it must not have, as the vocabulary spells it, alone and behind a space.
     n: choices wanted, each a generation of its own; choice i draws with seed + i.
     max_tokens: 0 only with return_prompt; more than the room in the context is clamped; None takes default_max_tokens, and that takes
     the engine's.
@@ -57,6 +58,7 @@ class GenerationRequest:
     repetition_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: frozenset[int] | None = None
+    bad_words: tuple[str, ...] = ()
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()

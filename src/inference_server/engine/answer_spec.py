@@ -27,6 +27,7 @@ def answer_spec(request: GenerationRequest, model: LoadedModel) -> AnswerSpec | 
         ("ignore_eos", request.ignore_eos),
         ("min_tokens", request.min_tokens),
         ("allowed_token_ids", request.allowed_token_ids is not None),
+        ("bad_words", bool(request.bad_words)),
     ):
         if asked:
             raise UnsupportedParameterError(f"the parameter '{param}' is not supported together with '{spec.param}'", param=param)

@@ -16,7 +16,8 @@ from inference_server.core.options import EngineOptions
 from inference_server.core.request import AnswerMode, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.engine.loaded_model import LoadedModel
-from inference_server.engine.output_processor import thought_ids
+from inference_server.grammar.after_thought import AnswerAfterThought
+from inference_server.grammar.bad_words import BadWords
 from inference_server.tokenization.errors import ChatTemplateError
 
 T = TypeVar("T")
@@ -43,10 +44,7 @@ class InputProcessor:
         if isinstance(request.prompt, ChatPrompt):
             text = self._render(request.prompt)
             answer = self._answer_mode(request.prompt, text)
-            if grammar is not None and answer.in_thought and thought_ids(self._model.tokenizer, self._model.dialect) is None:
-                raise UnsupportedParameterError(
-                    "this model's thoughts have no end that a grammar could wait for", param=request.prompt.param
-                )
+            grammar = grammar and self._after_thought(grammar, answer, request.prompt.param)
             token_ids = self._token_ids(text, request.prompt.param)
         else:
             token_ids = self._token_ids(request.prompt, "prompt")
@@ -68,7 +66,7 @@ class InputProcessor:
             priority=request.priority,
             strip_leading_space=answer is not None and self._model.template.strip_leading_space,
             answer=answer,
-            grammar=grammar,
+            grammar=grammar or self._without(request.bad_words),
         )
 
     def choices(self, request: GenerationRequest, grammar: CompiledGrammar | None = None) -> list[ScheduledRequest]:
@@ -145,6 +143,28 @@ class InputProcessor:
         in_thought = dialect is not None and dialect.opens_thought(rendered)
         return AnswerMode(in_thought, tools=bool(prompt.tools), parallel=prompt.parallel_tool_calls)
 
+    def _after_thought(self, grammar: CompiledGrammar, answer: AnswerMode, param: str) -> CompiledGrammar:
+        """In a chat of a model that thinks, the grammar waits for the end of the thought."""
+        thought = self._model.dialect and self._model.dialect.thought
+        begin, end = (self._model.tokenizer.encode(text, add_special_tokens=False) for text in thought.tokens) if thought else ([], [])
+        if len(begin) == len(end) == 1:
+            return AnswerAfterThought(grammar, begin[0], end[0], answer.in_thought)
+        if answer.in_thought:
+            raise UnsupportedParameterError("this model's thoughts have no end that a grammar could wait for", param=param)
+        return grammar
+
+    def _without(self, words: Sequence[str]) -> CompiledGrammar | None:
+        """As vLLM's: each word alone, and behind a space where that is as many tokens and another first one."""
+        spellings = []
+        for word in words:
+            alone, behind = (self._model.tokenizer.encode(space + word.lstrip(), add_special_tokens=False) for space in ("", " "))
+            if not alone:
+                raise InvalidRequestError("a bad word must not be blank", param="bad_words")
+            spellings.append(alone)
+            if len(behind) == len(alone) and behind[0] != alone[0]:
+                spellings.append(behind)
+        return BadWords(spellings, self._model.spec.vocab_size) if spellings else None
+
     def _checked(self, token_ids: Sequence[int], param: str = "prompt") -> list[int]:
         if not token_ids:
             raise InvalidRequestError("the prompt is empty", param=param)
@@ -191,7 +211,7 @@ class InputProcessor:
         )
 
     def _check_tokens(self, request: GenerationRequest) -> None:
-        """Ids that the request names, and whether they leave anything to draw before min_tokens."""
+        """Ids that the request names, and whether they leave anything to draw."""
         size = self._model.spec.vocab_size
         named = {
             "logit_bias": [token for token, _ in request.logit_bias],
@@ -204,6 +224,10 @@ class InputProcessor:
         ends = request.stop_token_ids.union(self._model.tokenizer.eos_token_ids)
         if request.min_tokens and request.allowed_token_ids is not None and request.allowed_token_ids <= ends:
             raise InvalidRequestError("every allowed token ends the text, and min_tokens forbids that", param="allowed_token_ids")
+        if request.bad_words and request.allowed_token_ids is not None:
+            raise UnsupportedParameterError(
+                "the parameter 'bad_words' is not supported together with 'allowed_token_ids'", param="bad_words"
+            )
 
 
 def text_length(prompt: Prompt) -> int:

@@ -16,7 +16,6 @@ from inference_server.core.outputs import OutputDelta, PromptTokens, ToolCallDel
 from inference_server.core.plan import StepPlan, StepResult, TokenMasks
 from inference_server.core.request import FinishReason, ScheduledRequest
 from inference_server.engine.outbox import Outbox
-from inference_server.grammar.after_thought import AfterThought
 from inference_server.parsing.answer_parser import AnswerParser, Part
 from inference_server.parsing.dialect import Dialect, with_calls
 from inference_server.tokenization.base import TokenizerLike
@@ -117,7 +116,6 @@ class OutputProcessor:
         self._dialect = dialect
         self._states: dict[str, _TextState] = {}
         self._num_constrained = 0
-        self._thought_ids = thought_ids(tokenizer, dialect)
         # By whether tools may be called: ids of special tokens that are markers and so not left out.
         self._markers = {
             tools: _single_tokens(tokenizer, found.tokens(tools)) if found else frozenset()
@@ -136,7 +134,7 @@ class OutputProcessor:
             keep=self._markers[mode.tools] if mode else (),
         )
         stop_checker = StopChecker(sampling.stop, sampling.include_stop)
-        constraint = self._constraint(request)
+        constraint = request.grammar.start() if request.grammar is not None else None
         self._num_constrained += constraint is not None
         self._states[request.request_id] = _TextState(request, detokenizer, stop_checker, parser, constraint)
 
@@ -206,23 +204,6 @@ class OutputProcessor:
         state = self._states.pop(request_id, None)
         if state is not None and state.constraint is not None:
             self._num_constrained -= 1
-
-    def _constraint(self, request: ScheduledRequest) -> Constraint | None:
-        """In a chat of a model that thinks, the grammar waits for the end of the thought."""
-        if request.grammar is None:
-            return None
-        constraint = request.grammar.start()
-        if request.answer is None or self._thought_ids is None:
-            return constraint
-        return AfterThought(constraint, *self._thought_ids, request.answer.in_thought)
-
-
-def thought_ids(tokenizer: TokenizerLike, dialect: Dialect | None) -> tuple[int, int] | None:
-    """The tokens that begin and end a thought; None where the model does not think, or its markers are several tokens."""
-    if dialect is None or dialect.thought is None:
-        return None
-    begin, end = (tokenizer.encode(text, add_special_tokens=False) for text in dialect.thought.tokens)
-    return (begin[0], end[0]) if len(begin) == len(end) == 1 else None
 
 
 def _single_tokens(tokenizer: TokenizerLike, texts: Sequence[str]) -> frozenset[int]:

@@ -1,6 +1,19 @@
-"""`AfterThought`: a grammar that waits until the model has thought."""
+"""`AnswerAfterThought`: a grammar that waits until the model has thought."""
 
-from inference_server.core.grammar import Constraint
+from inference_server.core.grammar import CompiledGrammar, Constraint
+
+
+class AnswerAfterThought:
+    """A `CompiledGrammar`: `answer`, and before it a thought as `AfterThought` says."""
+
+    def __init__(self, answer: CompiledGrammar, opener: int, closer: int, in_thought: bool) -> None:
+        self._answer = answer
+        self._opener = opener
+        self._closer = closer
+        self._in_thought = in_thought
+
+    def start(self) -> "AfterThought":
+        return AfterThought(self._answer.start(), self._opener, self._closer, self._in_thought)
 
 
 class AfterThought:

@@ -27,15 +27,17 @@ class NativeFormat(DataEvents):
         return encode({"text": result.text, **thoughts, "token_ids": result.token_ids, **self._totals(result).model_dump()})
 
     def events(self, delta: OutputDelta) -> bytes:
+        elapsed_ms = _milliseconds(self._clock() - self._arrival_time)
         if self._ttft_ms is None:
-            self._ttft_ms = _milliseconds(self._clock() - self._arrival_time)
+            self._ttft_ms = elapsed_ms
         out = event(encode({"reasoning_content": delta.reasoning})) if delta.reasoning else b""
         if delta.text:
             first = {} if self._text_sent else {"ttft_ms": self._ttft_ms}
             out += event(encode({"text": delta.text, **first}))
             self._text_sent = True
         if delta.finish_reason is not None:
-            out += event(encode({"text": "", "done": True, **self._totals(delta).model_dump(), "ttft_ms": self._ttft_ms}))
+            times = {"ttft_ms": self._ttft_ms, "total_ms": elapsed_ms}  # both as this stream told them; the engine's are earlier
+            out += event(encode({"text": "", "done": True, **self._totals(delta).model_dump(), **times}))
         return out
 
     def _totals(self, result: OutputDelta) -> GenerateTotals:

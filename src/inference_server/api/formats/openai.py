@@ -8,6 +8,7 @@ from typing import Any
 
 from inference_server.api.formats.base import DataEvents, encode, event, openai_usage
 from inference_server.api.formats.chat_message import CallPieces, whole_message
+from inference_server.api.formats.running_usage import RunningUsage
 from inference_server.api.formats.token_details import TokenDetails
 from inference_server.core.outputs import OutputDelta, Usage
 
@@ -121,7 +122,7 @@ class OpenAIFormat(DataEvents):
     """What both shapes share. Choice i of prompt p has index p * n + i.
 
     details: for each choice, what to say about its single tokens, or None. include_usage: one last chunk with the usage and no choices,
-    and `usage: null` on all others.
+    and `usage: null` on all others, or what `running_usage` says in its place.
     """
 
     whole_object: str
@@ -129,10 +130,18 @@ class OpenAIFormat(DataEvents):
     choice: type[Choice]
 
     def __init__(
-        self, response_id: str, model: str, created: int, include_usage: bool, n: int, details: Sequence[TokenDetails | None]
+        self,
+        response_id: str,
+        model: str,
+        created: int,
+        include_usage: bool,
+        n: int,
+        details: Sequence[TokenDetails | None],
+        running_usage: RunningUsage | None = None,
     ) -> None:
         self._envelope: dict[str, Any] = {"id": response_id, "object": self.whole_object, "created": created, "model": model}
         self._include_usage = include_usage
+        self._running_usage = running_usage
         self._n = n
         self._choices = [self.choice(index, self._chunk, of_choice) for index, of_choice in enumerate(details)]
         self._usages: dict[int, Usage] = {}  # of the choices that have ended
@@ -145,6 +154,8 @@ class OpenAIFormat(DataEvents):
 
     def events(self, delta: OutputDelta) -> bytes:
         out = self._choices[delta.index].events(delta)
+        if self._running_usage is not None:
+            out = self._running_usage.put(out, delta)
         if delta.usage is not None:
             self._usages[delta.index] = delta.usage
             if self._include_usage and len(self._usages) == len(self._choices):

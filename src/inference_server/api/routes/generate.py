@@ -5,13 +5,14 @@ from fastapi import APIRouter, Request, Response
 from inference_server.api.context import Context
 from inference_server.api.formats.native import NativeFormat
 from inference_server.api.generation import generation_of, respond
+from inference_server.api.schemas.answers import STREAM
 from inference_server.api.schemas.native import GenerateBody, GenerateResponse
 from inference_server.core.generation import ChatPrompt
 
 router = APIRouter(tags=["generation"])
 
 
-@router.post("/generate", response_model=GenerateResponse)
+@router.post("/generate", response_model=GenerateResponse, responses=STREAM)
 async def generate(body: GenerateBody, request: Request, context: Context) -> Response:
     """Answer one text, as JSON or as a stream of events."""
     prompt = ChatPrompt([{"role": "user", "content": body.text}], variables=body.chat_template_kwargs, param="text")

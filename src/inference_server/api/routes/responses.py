@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from inference_server.api.context import Context
 from inference_server.api.formats.responses import ResponsesFormat
 from inference_server.api.generation import generation_of, respond
+from inference_server.api.schemas.answers import STREAM, ResponseObject
 from inference_server.api.schemas.responses import ResponsesBody
 from inference_server.api.schemas.structured import TextFormat
 from inference_server.api.schemas.tools import NamedChoice, ToolChoice
@@ -14,7 +15,7 @@ from inference_server.api.schemas.tools import NamedChoice, ToolChoice
 router = APIRouter(prefix="/v1", tags=["openai"])
 
 
-@router.post("/responses", response_class=Response)
+@router.post("/responses", response_model=ResponseObject, responses=STREAM)
 async def responses(body: ResponsesBody, request: Request, context: Context) -> Response:
     """Answer a text, or a conversation as items."""
     context.check_model_name(body.model)

@@ -45,11 +45,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "add_generation_prompt": (True,),
         "annotations": ([],),
-        "bad_words": ([],),
         "background": (False,),
         "best_of": (1,),
         "continue_final_message": (False,),
-        "continuous_usage_stats": (False,),
         "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),

@@ -92,5 +92,6 @@ class ChatCompletionBody(OpenAIBody):
 
     def sampling_fields(self) -> dict[str, Any]:
         fields = super().sampling_fields()
-        fields |= {"logprobs": self.top_logprobs if self.logprobs else None, "return_prompt": self.return_token_ids}
+        fields["logprobs"] = self.top_logprobs if self.logprobs else None
+        fields["return_prompt"] = self.return_token_ids or self.continuous_usage
         return fields if self.max_completion_tokens is None else fields | {"max_tokens": self.max_completion_tokens}

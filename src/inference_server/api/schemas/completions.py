@@ -36,5 +36,6 @@ class CompletionBody(OpenAIBody):
 
     def sampling_fields(self) -> dict[str, Any]:
         prompt_logprobs = self.logprobs if self.echo else None
-        told = {"logprobs": self.logprobs, "prompt_logprobs": prompt_logprobs, "return_prompt": self.echo or self.return_token_ids}
+        return_prompt = self.echo or self.return_token_ids or self.continuous_usage
+        told = {"logprobs": self.logprobs, "prompt_logprobs": prompt_logprobs, "return_prompt": return_prompt}
         return super().sampling_fields() | told

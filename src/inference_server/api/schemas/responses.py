@@ -83,7 +83,7 @@ InputItem = Annotated[
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[ResultItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(_kind),
+    Discriminator(_kind, custom_error_type="item_type", custom_error_message="Input should be an item with a type"),
 ]
 
 

@@ -14,10 +14,12 @@ MAX_LOGPROBS = 20
 MAX_TOKEN_RULES = 1024
 MAX_TOKEN_DIGITS = 9
 MAX_ALLOWED_TOKENS = 2**14
+MAX_BAD_WORDS = 64
 INT32 = 2**31
 INT64 = 2**63
 
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+Word = Annotated[str, StringConstraints(max_length=256)]
 TokenId = Annotated[int, Field(ge=0, lt=INT32)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Label = Annotated[str, StringConstraints(max_length=256)]
@@ -37,6 +39,7 @@ class SamplingBody(RequestBody):
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     logit_bias: Annotated[dict[str, Bias], at_most(MAX_TOKEN_RULES)] = Field({})
     allowed_token_ids: Items[TokenId] = Field([], max_length=MAX_ALLOWED_TOKENS)
+    bad_words: Items[Word] = Field([], max_length=MAX_BAD_WORDS)
     min_tokens: int = Field(0, ge=0, lt=INT32)
     stop: Items[StopString] = Field([], max_length=MAX_STOP_STRINGS)
     stop_token_ids: Items[TokenId] = Field([], max_length=MAX_TOKEN_RULES)
@@ -81,6 +84,7 @@ class SamplingBody(RequestBody):
             "repetition_penalty": self.repetition_penalty,
             "logit_bias": tuple((int(token), bias) for token, bias in self.logit_bias.items()),
             "allowed_token_ids": frozenset(self.allowed_token_ids) or None,
+            "bad_words": tuple(self.bad_words),
             "min_tokens": self.min_tokens,
             "stop": tuple(self.stop),
             "stop_token_ids": frozenset(self.stop_token_ids),
@@ -94,7 +98,10 @@ class SamplingBody(RequestBody):
 
 
 class StreamOptions(RequestBody):
+    """continuous_usage_stats: vLLM's, of streams with include_usage: each chunk has the counts so far of its choice."""
+
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class OpenAIBody(SamplingBody):
@@ -131,3 +138,8 @@ class OpenAIBody(SamplingBody):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
