@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import uvicorn
 
+from inference_server.api.http_protocol import HttpProtocol
 from inference_server.config import Settings
 from inference_server.server import create_app
 
@@ -21,6 +22,7 @@ def main(argv: Sequence[str] = ()) -> None:
         host=settings.host,
         port=settings.port,
         log_config=None,
+        http=HttpProtocol,
         timeout_graceful_shutdown=GRACE_S,
         ws="none",
     )

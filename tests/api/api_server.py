@@ -13,6 +13,7 @@ import uvicorn
 from echo_model import MODEL_NAME, EchoBackend, load_echo
 
 from inference_server.api.context import ApiContext
+from inference_server.api.http_protocol import HttpProtocol
 from inference_server.config import Settings
 from inference_server.core.options import ApiOptions
 from inference_server.engine.loaded_model import LoadedModel
@@ -56,8 +57,8 @@ def running(
     context: ApiContext = app.state.context
     api_options: ApiOptions = replace(context.options, **(options or {}))
     app.state.context = context = replace(context, options=api_options)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=2))
-    thread = threading.Thread(target=server.run)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, http=HttpProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run, name="event loop")
     thread.start()
     try:
         while not server.started:
