@@ -25,7 +25,7 @@ LIFE_S = 60.0  # after which a long test ends its server by a signal and starts 
 CLIENTS = {"fake": 24, "embedded": 10}
 FAULTS = {"fake": "0.0005", "embedded": "0.003"}
 DRAIN_S = 2
-SPARE_THREADS, SPARE_FDS, SPARE_BYTES = 8, 4, 64 * 2**20
+SPARE_THREADS, SPARE_FDS, SPARE_BYTES = 8, 4, 128 * 2**20
 SETTINGS = {
     **{"MAX_BATCH_SIZE": "8", "MAX_QUEUE_SIZE": "24", "KV_CACHE_NUM_BLOCKS": "200", "CHECK_INTEGRITY": "true", "STALL_AFTER_S": "30"},
     **{"LOG_FORMAT": "json", "LOG_LEVEL": "warning", "DRAIN_TIMEOUT_S": str(DRAIN_S), "ENABLE_SIMULATOR": "true"},

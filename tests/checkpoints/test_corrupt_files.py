@@ -29,7 +29,7 @@ DAMAGES = st.lists(
     min_size=1,
     max_size=4,
 )
-fuzzed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzzed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def damaged(data: bytes, damages: list[Damage], head: int) -> bytes:

@@ -20,7 +20,7 @@ SPLIT = [piece.encode()[:-1] for piece in ("é", "日", "🙂")]
 BYTES = st.lists(st.sampled_from([*(piece.encode() for piece in PIECES), *SPLIT]) | st.binary(max_size=3), min_size=1, max_size=12).map(b"".join)
 STOPS = st.lists(st.sampled_from(["STOP", "\n\n", "é", "🙂", "\ufffd", "x"]), max_size=3, unique=True)
 GEMMA, QWEN = Dialect(GEMMA_THOUGHT, GEMMA_CALLS), Dialect(THINK_TAGS, JSON_CALLS)
-fuzzed = settings(max_examples=200, deadline=None)
+fuzzed = settings(max_examples=80, deadline=None)
 
 
 def answered(said: bytes, stops: list[str], dialect: Dialect | None, mode: AnswerMode | None) -> OutputDelta:
