@@ -14,7 +14,9 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 
 @contextmanager
-def started(folder: Path, command: Sequence[str] = ("-m", "inference_server"), **settings: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def started(
+    folder: Path, command: Sequence[str] = ("-m", "inference_server"), **settings: str
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A server with these settings, which works in `folder` and logs to `folder/log`, and its address. It is killed in the end."""
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PORT": "0", **settings}
     with (folder / "log").open("ab") as log:

@@ -122,8 +122,8 @@ def test_endless_headers_are_431_and_trailers_are_no_headers(server: TestServer)
         assert read_all(connection)[:13] in (b"HTTP/1.1 431 ", b"")  # a reset takes the answer along
     with connected(server) as connection:
         body = b'{"text": "hi"}'
-        head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
-        connection.sendall(head + b"%x\r\n%b\r\n0\r\nX-Request-Id: smuggled\r\n\r\n" % (len(body), body))
+        head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\nX-Request-Id: smuggled\r\n\r\n" % (len(body), body))
         answer = read_all(connection)
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert b"smuggled" not in answer

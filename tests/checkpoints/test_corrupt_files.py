@@ -70,7 +70,9 @@ def test_gguf(tiny: Path, tmp_path: Path, damages: list[Damage]) -> None:
     read_or_refused(read)
 
 
-VALUES: st.SearchStrategy[Any] = st.sampled_from([None, True, -1, 0, 3, 2**32 - 1, 2**63, 0.0, float("nan"), float("inf"), "", "x", [], ["x"], [1]])
+VALUES: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, -1, 0, 3, 2**32 - 1, 2**63, 0.0, float("nan"), float("inf"), "", "x", [], ["x"], [1]]
+)
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +100,14 @@ def test_a_piece_of_the_vocabulary_as_long_as_the_file_is_refused() -> None:
 
 STORED = save({"a": torch.ones(3, 4), "b": torch.ones(5, dtype=torch.bfloat16)})
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats() | st.sampled_from(["", "a", "b", "F32", "../x", "\0", "x.safetensors"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "dtype", "shape", "data_offsets", "weight_map"]), inner),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.floats()
+    | st.sampled_from(["", "a", "b", "F32", "../x", "\0", "x.safetensors"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "dtype", "shape", "data_offsets", "weight_map"]), inner)
+    ),
     max_leaves=8,
 )
 

@@ -12,12 +12,12 @@ from inference_server.core.request import AnswerMode, FinishReason
 from inference_server.engine.engine import Engine
 from inference_server.parsing.dialect import GEMMA_CALLS, GEMMA_THOUGHT, JSON_CALLS, THINK_TAGS, Dialect
 
-PIECES = [
-    *("<|channel>thought\n", "<channel|>", "<|tool_call>call:f{", 'a:<|"|>', '<|"|>', "}<tool_call|>", "<", "\n", "STOP", "ST", "é", "日本"),
-    *("<think>", "</think>", '<tool_call>\n{"name": "f", "arguments": {', '"b": [1, ', "]}}", "</tool_call>", "🙂", "\ufffd", "\x00", "\u2028"),
-]
-SPLIT = [piece.encode()[:-1] for piece in ("é", "日", "🙂")]
-BYTES = st.lists(st.sampled_from([*(piece.encode() for piece in PIECES), *SPLIT]) | st.binary(max_size=3), min_size=1, max_size=12).map(b"".join)
+MARKUP = ["<|channel>thought\n", "<channel|>", "<|tool_call>call:f{", 'a:<|"|>', '<|"|>', "}<tool_call|>", "<think>", "</think>"]
+MARKUP += ['<tool_call>\n{"name": "f", "arguments": {', '"b": [1, ', "]}}", "</tool_call>", "<"]
+TEXTS = ["\n", "STOP", "ST", "é", "日本", "🙂", "\ufffd", "\x00", "\u2028"]
+HALVES = [text.encode()[:-1] for text in ("é", "日", "🙂")]
+PIECES = st.sampled_from([*(piece.encode() for piece in MARKUP + TEXTS), *HALVES]) | st.binary(max_size=3)
+BYTES = st.lists(PIECES, min_size=1, max_size=12).map(b"".join)
 STOPS = st.lists(st.sampled_from(["STOP", "\n\n", "é", "🙂", "\ufffd", "x"]), max_size=3, unique=True)
 GEMMA, QWEN = Dialect(GEMMA_THOUGHT, GEMMA_CALLS), Dialect(THINK_TAGS, JSON_CALLS)
 fuzzed = settings(max_examples=80, deadline=None)

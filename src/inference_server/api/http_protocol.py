@@ -1,8 +1,8 @@
 """`HttpProtocol`: uvicorn's HTTP/1.1 connection, held to limits where there is no request yet that middleware could refuse.
 
-The head of a request must be whole within `head_timeout_s` and a size; a connection on which no request is under way always has a timer. What is
-no HTTP is refused in the error shape. A client that leaves is missed by every request it has sent, not by the last one alone. For plain
-uvicorn: `--http inference_server.api.http_protocol:HttpProtocol`.
+The head of a request must be whole within `head_timeout_s` and a size; a connection on which no request is under way always has a timer.
+What is no HTTP is refused in the error shape. A client that leaves is missed by every request it has sent, not by the last one alone. For
+plain uvicorn: `--http inference_server.api.http_protocol:HttpProtocol`.
 """
 
 import asyncio

@@ -1,11 +1,13 @@
 """`JsonRoute`: reads a body as JSON, and says in the client's terms what is wrong with one that cannot be read.
 
-The number of its objects is limited before a schema sees them: each costs the event loop some twenty microseconds, and four megabytes
+The number of its objects is limited before a schema sees them: each costs the event loop some ten microseconds, and four megabytes
 have room for a million.
 """
 
+import gc
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import HTTPException, Request, Response
@@ -43,7 +45,8 @@ def parse_body(body: bytes) -> Any:
         return value
 
     try:
-        return json.loads(body, object_hook=counted)
+        with _no_collection():
+            return json.loads(body, object_hook=counted)
     except json.JSONDecodeError:
         raise
     except UnicodeDecodeError as error:
@@ -52,3 +55,15 @@ def parse_body(body: bytes) -> Any:
         raise HTTPException(400, "the body is nested too deeply") from None
     except ValueError:  # Python converts no integer of thousands of digits
         raise HTTPException(400, "a number in the body has too many digits") from None
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A million empty lists would set off a thousand collections, which hold up everybody for half a second."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

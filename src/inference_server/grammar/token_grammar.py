@@ -11,12 +11,11 @@ from llguidance import LLMatcher
 from inference_server.core.errors import InvalidRequestError
 from inference_server.grammar.closing import Closing
 
-
 _MAX_DEMANDED = 8 * 1024
 
 
 def check_demands(matcher: LLMatcher, param: str) -> None:
-    """Raises InvalidRequestError where the text that has to come next, to the letter, is very long: each token of it walks all that is left."""
+    """Raises InvalidRequestError where the text that has to come next, to the letter, is very long: each token walks all that is left."""
     if len(matcher.compute_ff_bytes()) > _MAX_DEMANDED:
         raise InvalidRequestError(f"the grammar demands more than {_MAX_DEMANDED} bytes of text at once", param=param)
 
