@@ -35,14 +35,18 @@ def busy(address: str, path: str, body: dict[str, object], num_clients: int = 6)
             thread.join(60)
 
 
-def rows(path: Path) -> int:
+def ask(path: Path, query: str) -> list[tuple[object, ...]]:
+    """An answer of a telemetry file, which is whole."""
     connection = sqlite3.connect(path)
     try:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        ((count,),) = connection.execute("SELECT count(*) FROM requests").fetchall()
+        return connection.execute(query).fetchall()
     finally:
         connection.close()
-    return int(count)
+
+
+def num_rows(path: Path) -> int:
+    return len(ask(path, "SELECT request_id FROM requests"))
 
 
 def test_telemetry_of_a_killed_run_is_whole_but_for_its_last_second(tmp_path: Path) -> None:
@@ -51,13 +55,15 @@ def test_telemetry_of_a_killed_run_is_whole_but_for_its_last_second(tmp_path: Pa
     with started(tmp_path, [str(FAKE)], **settings) as (child, address):
         wait_ready(child, address)
         with busy(address, "/generate", body) as answered:
-            time.sleep(2)
+            while not answered or time.time() < answered[0] + 1.5:  # so that something was answered more than a second before the end
+                time.sleep(0.05)
             killed = time.time()
             child.kill()
     with started(tmp_path, [str(FAKE)], **settings) as (child, address):
         wait_ready(child, address)
         first, second = sorted((tmp_path / "telemetry").glob("*.sqlite3"))
-        assert rows(first) >= sum(moment < killed - 1 for moment in answered) > 0
+        assert num_rows(first) >= sum(moment < killed - 1 for moment in answered) > 0
+        assert ask(first, "SELECT * FROM meta WHERE key = 'ended_at'") == []
         assert httpx.post(f"{address}/generate", json=body, trust_env=False).status_code == 200
         assert second != first
 
@@ -85,7 +91,7 @@ def test_a_kill_while_weights_are_converted_and_one_under_load_leave_a_whole_cac
         wait_ready(child, address)
         assert files(tmp_path / "cache") == converted
         assert "Paris" in httpx.post(f"{address}/generate", json=body, timeout=60, trust_env=False).json()["text"]
-        assert sum(map(rows, (tmp_path / "telemetry").glob("*.sqlite3"))) > 0
+        assert sum(map(num_rows, (tmp_path / "telemetry").glob("*.sqlite3"))) > 0
 
 
 def files(folder: Path) -> dict[str, tuple[int, int]]:

@@ -27,6 +27,7 @@ def main(argv: Sequence[str] = ()) -> None:
         ws="none",
     )
     sock = config.bind_socket()
+    sock.listen(config.backlog)  # whoever reads the address may connect at once
     host = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else settings.host
     sys.stdout.write(f"inference-server: http://{host}:{sock.getsockname()[1]}/\n")
     sys.stdout.flush()
