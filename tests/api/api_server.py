@@ -28,6 +28,7 @@ class TestServer:
     backend: EchoBackend
     context: ApiContext
     client: httpx.Client
+    loop_thread: threading.Thread
 
     def stats(self) -> dict[str, Any]:
         return {**self.client.get("/scheduler/stats").json(), **self.client.get("/cache/stats").json()}
@@ -58,7 +59,7 @@ def running(
     api_options: ApiOptions = replace(context.options, **(options or {}))
     app.state.context = context = replace(context, options=api_options)
     server = uvicorn.Server(uvicorn.Config(app, port=0, http=HttpProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=2))
-    thread = threading.Thread(target=server.run, name="event loop")
+    thread = threading.Thread(target=server.run)
     thread.start()
     try:
         while not server.started:
@@ -68,7 +69,7 @@ def running(
         with httpx.Client(base_url=url, timeout=20, trust_env=False) as client:
             if load is None:
                 _wait_ready(client)
-            yield TestServer(url, backend, context, client)
+            yield TestServer(url, backend, context, client, thread)
     finally:
         backend.gate.set()
         server.should_exit = True
