@@ -1,4 +1,4 @@
-# run: the server on the embedded model · test: the fast suite · clients: other projects' clients of its API · browser: the dashboard in Chromium · monitoring: its queries on a Prometheus · check: every static gate · bench: tokens/s of the running server
+# run: the server on the embedded model · test: the fast suite · chaos: ten minutes of bad clients, five on each of two models · clients: other projects' clients of its API · browser: the dashboard in Chromium · monitoring: its queries on a Prometheus · check: every static gate · bench: tokens/s of the running server
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,14 +7,18 @@ CLIENTS ?= .venv-clients
 ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+CHAOS_SECONDS ?= 300
 
-.PHONY: run test heavy clients browser monitoring check fmt bench install clean
+.PHONY: run test heavy chaos clients browser monitoring check fmt bench install clean
 
 run: $(INSTALLED)
 	$(BIN)/python -m inference_server $(ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+chaos: $(INSTALLED)
+	$(BIN)/python -m pytest -q -s -m "heavy or not heavy" --timeout=1500 --chaos-seconds=$(CHAOS_SECONDS) tests/chaos $(PYTEST_ARGS)
 
 heavy: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m heavy --timeout=900 $(PYTEST_ARGS)

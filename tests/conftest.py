@@ -8,9 +8,16 @@ Without a GPU, Triton kernels run in Triton's interpreter; it is chosen when a k
 
 import os
 
+import pytest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--chaos-seconds", type=float, help="how long each chaos test storms; its usual time by default")
+    parser.addoption("--chaos-seed", help="what a chaos test's choices come from; a random one by default")

@@ -1,10 +1,10 @@
-"""`python -m inference_server` as a process of its own, for tests that meet the product as its user does."""
+"""The server as a process of its own, for tests that meet the product as its user does."""
 
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,24 +14,37 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 
 @contextmanager
-def serving(folder: Path, startup_s: float = 300, **settings: str) -> Iterator[tuple[str, Path]]:
-    """The address of a ready server with these settings, which works in `folder`, and the file of its log."""
-    log = folder / "log"
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "MODEL_CACHE_DIR": str(folder), "PORT": "0", **settings}
-    with log.open("wb") as file:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "inference_server"], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=file
-        )
+def started(
+    folder: Path, command: Sequence[str] = ("-m", "inference_server"), **settings: str
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server with these settings, which works in `folder` and logs to `folder/log`, and its address. It is killed in the end."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PORT": "0", **settings}
+    with (folder / "log").open("ab") as log:
+        child = subprocess.Popen([sys.executable, *command], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log)
     assert child.stdout is not None
     try:
-        address = child.stdout.readline().decode().split()[-1].rstrip("/")
-        end = time.monotonic() + startup_s
-        # Reading a tokenizer and preparing it for grammars hold the interpreter for seconds each, and nothing answers meanwhile.
-        while httpx.get(f"{address}/ready", timeout=60, trust_env=False).status_code != 200:
-            assert child.poll() is None, log.read_text()
-            assert time.monotonic() < end
-            time.sleep(0.5)
-        yield address, log
+        line = child.stdout.readline().decode()
+        assert line, (folder / "log").read_text()
+        yield child, line.split()[-1].rstrip("/")
     finally:
+        child.kill()
+        child.communicate()
+
+
+def wait_ready(child: subprocess.Popen[bytes], address: str, limit_s: float = 300) -> None:
+    """Reading a tokenizer and preparing it for grammars hold the interpreter for seconds each, and nothing answers meanwhile."""
+    end = time.monotonic() + limit_s
+    while httpx.get(f"{address}/ready", timeout=60, trust_env=False).status_code != 200:
+        assert child.poll() is None, "the server has ended; its log says why"
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@contextmanager
+def serving(folder: Path, startup_s: float = 300, **settings: str) -> Iterator[tuple[str, Path]]:
+    """The address of a ready server with a cache folder of its own, and the file of its log."""
+    with started(folder, MODEL_CACHE_DIR=str(folder), **settings) as (child, address):
+        wait_ready(child, address, startup_s)
+        yield address, folder / "log"
         child.terminate()
-        child.communicate(timeout=60)
+        child.wait(60)

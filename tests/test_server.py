@@ -160,25 +160,6 @@ def telemetry_of(folder: Path, query: str) -> list[tuple[object, ...]]:
         connection.close()
 
 
-def test_telemetry_survives_a_kill_but_for_the_last_second(tmp_path: Path) -> None:
-    with process("uvicorn", TELEMETRY_DIR=str(tmp_path)) as (child, client):
-        wait_for_status(client, "/ready", 200)
-        for index in range(5):
-            assert client.post("/generate", json={"text": "hi"}, headers={"X-Trace-Id": f"trace-{index}"}).status_code == 200
-        written_by = time.monotonic() + 1
-        while len(telemetry_of(tmp_path, "SELECT * FROM requests")) < 5:
-            assert time.monotonic() < written_by
-            time.sleep(0.02)
-        with client.stream("POST", "/generate", json=ENDLESS) as answer:
-            blocks = answer.iter_raw()
-            next(blocks)
-            child.kill()
-            child.wait(10)
-    assert telemetry_of(tmp_path, "PRAGMA integrity_check") == [("ok",)]
-    assert telemetry_of(tmp_path, "SELECT count(*) FROM requests") == [(5,)]
-    assert telemetry_of(tmp_path, "SELECT * FROM meta WHERE key = 'ended_at'") == []
-
-
 def test_telemetry_is_whole_after_a_signal(tmp_path: Path) -> None:
     with process("uvicorn", TELEMETRY_DIR=str(tmp_path), DRAIN_TIMEOUT_S="0.1") as (child, client):
         wait_for_status(client, "/ready", 200)

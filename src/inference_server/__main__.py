@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import uvicorn
 
+from inference_server.api.http_protocol import HttpProtocol
 from inference_server.config import Settings
 from inference_server.server import create_app
 
@@ -21,10 +22,12 @@ def main(argv: Sequence[str] = ()) -> None:
         host=settings.host,
         port=settings.port,
         log_config=None,
+        http=HttpProtocol,
         timeout_graceful_shutdown=GRACE_S,
         ws="none",
     )
     sock = config.bind_socket()
+    sock.listen(config.backlog)  # whoever reads the address may connect at once
     host = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else settings.host
     sys.stdout.write(f"inference-server: http://{host}:{sock.getsockname()[1]}/\n")
     sys.stdout.flush()

@@ -12,6 +12,7 @@ import uvicorn
 from echo_model import MODEL_NAME, EchoBackend, load_echo
 
 from inference_server.api.context import ApiContext
+from inference_server.api.http_protocol import HttpProtocol
 from inference_server.config import Settings
 from inference_server.core.options import ApiOptions
 from inference_server.engine.loaded_model import LoadedModel
@@ -26,6 +27,7 @@ class TestServer:
     backend: EchoBackend
     context: ApiContext
     client: httpx.Client
+    loop_thread: threading.Thread
 
     def stats(self) -> dict[str, Any]:
         return {**self.client.get("/scheduler/stats").json(), **self.client.get("/cache/stats").json()}
@@ -55,7 +57,7 @@ def running(
     context: ApiContext = app.state.context
     api_options: ApiOptions = replace(context.options, **(options or {}))
     app.state.context = context = replace(context, options=api_options)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=2))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, http=HttpProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -66,7 +68,7 @@ def running(
         with httpx.Client(base_url=url, timeout=20, trust_env=False) as client:
             if load is None:
                 _wait_ready(client)
-            yield TestServer(url, backend, context, client)
+            yield TestServer(url, backend, context, client, thread)
     finally:
         backend.gate.set()
         server.should_exit = True

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from inference_server.api.schemas.base import RequestBody
-from inference_server.api.schemas.chat import ChatCompletionBody
+from inference_server.api.schemas.chat import MAX_MESSAGES, ChatCompletionBody
 from inference_server.api.schemas.completions import MAX_PROMPTS, CompletionBody
 from inference_server.api.schemas.responses import ResponsesBody
 from inference_server.api.schemas.sampling import SamplingBody
@@ -52,3 +52,17 @@ def test_prompts_are_counted_before_anything_is_made_of_them() -> None:
     for prompt in ("a", [1]):
         with pytest.raises(ValidationError, match=f"at most {MAX_PROMPTS} items"):
             CompletionBody.model_validate({"prompt": [prompt] * (MAX_PROMPTS + 1)})
+
+
+@pytest.mark.parametrize(
+    ("schema", "field", "item"),
+    [
+        (ChatCompletionBody, "messages", {"role": "user", "content": "a"}),
+        (TokenizeBody, "messages", {"role": "user", "content": "a"}),
+        (ResponsesBody, "input", {"role": "user", "content": "a"}),
+    ],
+)
+def test_a_conversation_has_an_end(schema: type[RequestBody], field: str, item: Any) -> None:
+    schema.model_validate({field: [item] * MAX_MESSAGES})
+    with pytest.raises(ValidationError, match=f"at most {MAX_MESSAGES} items"):
+        schema.model_validate({field: [item] * (MAX_MESSAGES + 1)})

@@ -131,6 +131,9 @@ BOMBS: list[tuple[str, Callable[[], GrammarSpec]]] = [
     ("no text", lambda: of_kind(GrammarKind.REGEX, r"[^\s\S]")),
     ("endless", lambda: of_kind(GrammarKind.EBNF, 'start: start "a"')),
     ("no grammar", lambda: of_kind(GrammarKind.EBNF, "root ::= (")),
+    ("counted", lambda: of_kind(GrammarKind.REGEX, "(((a{50}){50}){50}){50}")),
+    ("counted terminals", lambda: of_kind(GrammarKind.EBNF, 'start: X\nX: A{50}\nA: B{50}\nB: C{50}\nC: "x"{50}')),
+    ("long", lambda: schema({"const": "x" * 10_000})),
     ("parentheses", lambda: of_kind(GrammarKind.EBNF, "start: " + "(" * 5000 + '"a"' + ")" * 5000)),
 ]
 
@@ -173,6 +176,13 @@ def test_a_generation_that_takes_too_much_work_fails_alone() -> None:
     for state in (neighbour, grammar.start()):
         state.advance(ord("a"), 1000)
         assert allows(state, ord("b"))
+
+
+def test_text_that_is_demanded_later_ends_its_generation_where_it_begins() -> None:
+    state = compiler().compile(of_kind(GrammarKind.REGEX, f"[ab]c?{'x' * 10_000}")).start()
+    state.advance(ord("a"), 1000)
+    with pytest.raises(InvalidRequestError, match="more than 8192 bytes"):
+        state.advance(ord("c"), 1000)
 
 
 def test_calls_one_or_several() -> None:

@@ -172,6 +172,8 @@ def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], QuantFormat, int
     if (fmt := FORMATS.get(kind)) is None:
         known = ", ".join(f.name for f in FORMATS.values())
         raise ValueError(f"tensor {name} has the unsupported GGML type {kind}; supported are {known}")
-    if shape and shape[-1] % fmt.block_size:
-        raise ValueError(f"tensor {name}: rows of {shape[-1]} values are no whole number of {fmt.name} blocks")
+    if not all(shape):
+        raise ValueError(f"tensor {name} has no values")
+    if (row := shape[-1] if shape else 1) % fmt.block_size:
+        raise ValueError(f"tensor {name}: rows of {row} values are no whole number of {fmt.name} blocks")
     return name, shape, fmt, offset

@@ -66,13 +66,15 @@ def write_hf_folder(path: Path, folder: Path, *, greedy: bool, progress: bool) -
     if (architecture := gguf.metadata.get("general.architecture")) != _ARCHITECTURE:
         raise CheckpointError(f"{path}: architecture {architecture!r} is not supported from GGUF, only {_ARCHITECTURE!r} is")
     try:
-        files = _json_files(gguf, greedy)
-    except (KeyError, IndexError, TypeError, AttributeError, ZeroDivisionError) as error:
+        files = {name: json.dumps(content, ensure_ascii=False) for name, content in _json_files(gguf, greedy).items()}
+        if template := gguf.metadata.get("tokenizer.chat_template"):
+            if not isinstance(template, str):
+                raise TypeError("the chat template is no text")
+            files["chat_template.jinja"] = template
+    except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
         raise CheckpointError(f"{path}: incomplete metadata ({error})") from error
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    if template := gguf.metadata.get("tokenizer.chat_template"):
-        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
     save_file(_convert_tensors(gguf, progress), folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -134,6 +136,8 @@ def _model_config(gguf: GGUFFile) -> dict[str, Any]:
     layers, heads, hidden, head_dim = (
         value(k) for k in ("block_count", "attention.head_count", "embedding_length", "attention.key_length")
     )
+    if not 0 < layers <= len(gguf.tensors):
+        raise ValueError(f"{layers} layers in {len(gguf.tensors)} tensors")
     config = {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",

@@ -11,6 +11,7 @@ from inference_server.checkpoints.errors import CheckpointError
 
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 _SPACE = "▁"
+_MAX_PIECE = 4096  # characters; the search for a piece's merges grows with their square
 
 
 def build_tokenizer_json(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -30,6 +31,8 @@ def build_tokenizer_json(metadata: dict[str, Any]) -> dict[str, Any]:
     vocab = {piece: index for index, piece in enumerate(pieces)}
     if not len(vocab) == len(scores) == len(kinds):
         raise CheckpointError("the GGUF vocabulary is inconsistent: pieces repeat, or scores and kinds differ in number")
+    if (longest := max(map(len, pieces), default=0)) > _MAX_PIECE:
+        raise CheckpointError(f"the GGUF vocabulary is damaged: a piece has {longest} characters")
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     return {
         "version": "1.0",

@@ -95,7 +95,7 @@ def _read_headers(folder: Path) -> dict[str, StoredTensor]:
     try:
         weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         shards = [folder / name for name in dict.fromkeys(weight_map.values())]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{index}: not a readable shard index ({error})") from error
     stored: dict[str, StoredTensor] = {}
     for shard in shards:
@@ -113,7 +113,7 @@ def _read_header(shard: Path) -> dict[str, StoredTensor]:
         with safe_open(shard, framework="np"), shard.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(size))
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{shard}: truncated or corrupt ({error})") from error
     header.pop("__metadata__", None)
     places = {name: [8 + size + offset for offset in entry["data_offsets"]] for name, entry in header.items()}

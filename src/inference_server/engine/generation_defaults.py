@@ -35,7 +35,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: unreadable ({error})") from error
     if not isinstance(content, dict):
         raise ModelLoadError(f"{path}: not a JSON object")

@@ -15,7 +15,7 @@ from inference_server.grammar.closing import closing_tokens
 from inference_server.grammar.deep_stack import DeepStack
 from inference_server.grammar.source import grammar_text
 from inference_server.grammar.strict_calls import StrictCalls
-from inference_server.grammar.token_grammar import TokenGrammar
+from inference_server.grammar.token_grammar import TokenGrammar, check_demands
 
 MAX_SCHEMA_CHARS = 64 * 1024
 MAX_RULES_CHARS = 16 * 1024
@@ -48,6 +48,7 @@ class GrammarCompiler:
         first_mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error() or not any(first_mask):
             raise InvalidRequestError(_message(matcher), param=spec.param)
+        check_demands(matcher, spec.param)
         grammar = TokenGrammar(build, matcher, first_mask, self._closing, self._eos_id, spec.param)
         return StrictCalls(grammar, self._opener(spec.opener)) if isinstance(spec, CallsSpec) and spec.opener else grammar
 

@@ -11,6 +11,14 @@ from llguidance import LLMatcher
 from inference_server.core.errors import InvalidRequestError
 from inference_server.grammar.closing import Closing
 
+_MAX_DEMANDED = 8 * 1024
+
+
+def check_demands(matcher: LLMatcher, param: str) -> None:
+    """Raises InvalidRequestError where the text that has to come next, to the letter, is very long: each token walks all that is left."""
+    if len(matcher.compute_ff_bytes()) > _MAX_DEMANDED:
+        raise InvalidRequestError(f"the grammar demands more than {_MAX_DEMANDED} bytes of text at once", param=param)
+
 
 class TokenGrammar:
     """A `CompiledGrammar`. build: makes a matcher at the start. first_mask: that of the first token. closing: as `closing_tokens`."""
@@ -52,15 +60,15 @@ class GrammarState:
 
     def advance(self, token_id: int, num_left: int) -> None:
         self._token_ids.append(token_id)
-        if self._take([token_id]):
-            self._close(num_left)
-        else:
+        if not self._take([token_id]):
             self._origin = self._grammar.renew(self._origin)
             self._matcher = self._origin.deep_copy()
             if not self._take(self._token_ids):
                 self._grammar.renew(self._origin)
                 reason = self._matcher.stop_reason()
                 raise InvalidRequestError(f"the grammar takes too much work to follow ({reason})", param=self._grammar.param)
+        check_demands(self._matcher, self._grammar.param)
+        self._close(num_left)
 
     def _close(self, num_left: int) -> None:
         if self.mask is None or self.finished:

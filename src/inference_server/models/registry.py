@@ -72,7 +72,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("architectures") or [], list):
         raise ModelLoadError(f"{path} is no model's configuration")

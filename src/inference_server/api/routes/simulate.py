@@ -5,10 +5,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, HTTPException, Request
 
 from inference_server.api.context import Context
+from inference_server.api.json_route import JsonRoute
 from inference_server.api.schemas.simulate import StartBody
 from inference_server.simulator.simulator import LoadSimulator, SimulationRunningError
 
-router = APIRouter(prefix="/simulate", tags=["simulator"])
+router = APIRouter(prefix="/simulate", tags=["simulator"], route_class=JsonRoute)
 
 
 async def _simulator(context: Context) -> LoadSimulator:

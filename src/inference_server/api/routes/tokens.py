@@ -4,9 +4,10 @@ from fastapi import APIRouter, Response
 
 from inference_server.api.context import Context
 from inference_server.api.formats.base import encode
+from inference_server.api.json_route import JsonRoute
 from inference_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
 
-router = APIRouter(tags=["tokens"])
+router = APIRouter(tags=["tokens"], route_class=JsonRoute)
 
 
 @router.post("/tokenize")

@@ -12,6 +12,7 @@ from inference_server.core.generation import ChatPrompt
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 TemplateVariables = dict[str, Any]
+MAX_MESSAGES = 2048  # as many as OpenAI takes
 
 
 class TextPart(RequestBody):
@@ -59,7 +60,7 @@ class ChatCompletionBody(OpenAIBody):
     `reasoning_effort` get it as it is.
     """
 
-    messages: Items[ChatMessage] = Field(min_length=1)
+    messages: Items[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, lt=INT32)
     tools: Tools = Field([])
     tool_choice: ToolChoice = "auto"

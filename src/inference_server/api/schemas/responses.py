@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from inference_server.api.schemas.base import Items, RequestBody, at_most
-from inference_server.api.schemas.chat import ReasoningEffort, TemplateVariables
+from inference_server.api.schemas.chat import MAX_MESSAGES, ReasoningEffort, TemplateVariables
 from inference_server.api.schemas.sampling import INT32, Label, SamplingBody
 from inference_server.api.schemas.structured import TextFormat
 from inference_server.api.schemas.tools import ToolChoice, Tools, check_choice, tool_fields
@@ -102,7 +102,7 @@ class EventOptions(RequestBody):
 class ResponsesBody(SamplingBody):
     """The sampling parameters that OpenAI's route does not know are this server's, as on the other routes."""
 
-    input: Annotated[str, Field(min_length=1)] | Annotated[Items[InputItem], Field(min_length=1)]
+    input: Annotated[str, Field(min_length=1)] | Annotated[Items[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
     model: Label | None = None
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=INT32)

@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from inference_server.api.schemas.base import Items, RequestBody
-from inference_server.api.schemas.chat import ChatMessage, TemplateVariables, plain_messages
+from inference_server.api.schemas.chat import MAX_MESSAGES, ChatMessage, TemplateVariables, plain_messages
 from inference_server.api.schemas.sampling import Label, TokenId
 from inference_server.api.schemas.tools import Tools, offered
 from inference_server.core.generation import ChatPrompt
@@ -16,7 +16,7 @@ class TokenizeBody(RequestBody):
 
     model: Label | None = None
     prompt: str | None = None
-    messages: Items[ChatMessage] | None = Field(None, min_length=1)
+    messages: Items[ChatMessage] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     tools: Tools = Field([])
     chat_template_kwargs: TemplateVariables = Field({})
     add_special_tokens: bool = True

@@ -1,0 +1,45 @@
+"""What is wrong with a body that cannot be read as JSON, in the error shape, and how much of it there may be."""
+
+import json
+
+import httpx
+import pytest
+
+from inference_server.api.json_route import MAX_OBJECTS
+
+ROUTES = ["/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize", "/simulate/start"]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"text": "\xff"}', "not valid UTF-8: byte 10"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "too many digits"),
+        (b"[" + b"{}," * MAX_OBJECTS + b"{}]", f"more than {MAX_OBJECTS} JSON objects"),
+        (b'{"text": ', "not valid JSON"),
+    ],
+    ids=["bytes", "arrays", "objects", "digits", "many", "cut"],
+)
+def test_an_unreadable_body_is_400_and_says_why(client: httpx.Client, path: str, content: bytes, message: str) -> None:
+    answer = client.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert message in error["message"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_value")
+
+
+CHATS = [("/generate", {"text": "a"}), ("/v1/chat/completions", {"messages": []}), ("/v1/responses", {"input": "a"})]
+KEYS = ["chat_template_kwargs", "metadata", "tools", "response_format", "text", "messages", "logit_bias", "structured_outputs"]
+
+
+@pytest.mark.parametrize(("path", "body"), CHATS)
+@pytest.mark.parametrize("key", KEYS)
+def test_deep_values_are_no_fault_of_the_server(client: httpx.Client, path: str, body: dict[str, object], key: str) -> None:
+    for depth in (200, 900):
+        deep = '{"a":' * depth + "1" + "}" * depth
+        content = json.dumps(body | {key: "DEEP"}).replace('"DEEP"', deep)
+        answer = client.post(path, content=content, headers={"Content-Type": "application/json"})
+        assert answer.status_code in (200, 400), answer.text
