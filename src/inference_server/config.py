@@ -16,6 +16,7 @@ from pydantic import Field, FilePath, ValidationError, field_validator, model_va
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from inference_server.core.options import ApiOptions, CacheOptions, EngineOptions, ModelOptions, PolicyName, PrefillMode, SchedulerOptions
+from inference_server.core.prefix_journal import PrefixJournal
 
 EMBEDDED_MODEL = "embedded"
 
@@ -164,7 +165,7 @@ class Settings(BaseSettings):
             block_mass=self.enable_prefix_cache and self.eviction_policy == "h2o",
         )
 
-    def cache_options(self) -> CacheOptions:
+    def cache_options(self, journal: PrefixJournal | None = None) -> CacheOptions:
         """The size and the habits of the KV pool."""
         return CacheOptions(
             block_size=self.kv_cache_block_size,
@@ -173,6 +174,7 @@ class Settings(BaseSettings):
             max_active_tokens=self.max_active_kv_tokens,
             enable_prefix_cache=self.enable_prefix_cache,
             eviction_policy=self.eviction_policy,
+            journal=journal,
         )
 
     def scheduler_options(self) -> SchedulerOptions:
