@@ -1,4 +1,5 @@
 # run: the server on the embedded model · test: the fast suite · browser: the dashboard in Chromium · monitoring: its queries on a Prometheus · check: every static gate · bench: tokens/s of the running server
+# fleet: REPLICAS servers behind one address, on Ray Serve · fleet-test: what such a fleet has to show
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,8 +7,10 @@ INSTALLED := $(VENV)/.installed
 ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+REPLICAS ?= 3
+FLEET_INSTALLED := $(VENV)/.installed-fleet
 
-.PHONY: run test heavy browser monitoring check fmt bench install clean
+.PHONY: run test heavy browser monitoring fleet fleet-test check fmt bench install clean
 
 run: $(INSTALLED)
 	$(BIN)/python -m inference_server $(ARGS)
@@ -23,6 +26,12 @@ browser: $(INSTALLED)
 
 monitoring: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m monitoring -rs $(PYTEST_ARGS)
+
+fleet: $(FLEET_INSTALLED)
+	$(BIN)/python -m control_plane --replicas $(REPLICAS) $(ARGS)
+
+fleet-test: $(FLEET_INSTALLED)
+	$(BIN)/python -m pytest -q -m fleet -rs $(PYTEST_ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -46,6 +55,10 @@ $(INSTALLED): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; set PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c requirements.lock -e '.[embedded,dev]'
+	@touch $@
+
+$(FLEET_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install -c requirements.lock -e '.[fleet]'
 	@touch $@
 
 clean:
