@@ -11,13 +11,14 @@ from typing import Any
 
 from ray import serve
 from ray.exceptions import ObjectLostError, RayActorError, WorkerCrashedError
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from control_plane.asgi_call import ForwardedRequest, ResponseHead
+from control_plane.fleet_metrics import render
 from control_plane.forwarding import FleetBusyError, Forwarder, ReplicaLostError
 from control_plane.options import FleetOptions
 from control_plane.prompt_encoder import PromptEncoder, PromptFormat
@@ -50,6 +51,10 @@ class Replica:
         del stats["changes"]
         return {"replica": serve.get_replica_context().replica_id.unique_id, **stats}
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        report = self._server.report()
+        return {"queue_s": report.queue_s, "kv_pressure": report.kv_pressure}
+
     def record_routing_stats(self) -> dict[str, Any]:
         return self._server.report().as_stats()
 
@@ -73,6 +78,9 @@ class Ingress:
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         if path == "/fleet/stats":
             return JSONResponse(await self._stats())
+        if path == "/fleet/metrics":
+            exposition, content_type = render(await self._stats(), request.headers.get("accept", ""))
+            return Response(exposition, headers={"Content-Type": content_type})
         body = await self._body(request)
         if body is None:
             message = f"the body is larger than {self._max_body_bytes} bytes"
@@ -144,7 +152,7 @@ def fleet(settings: Settings, options: FleetOptions, load: Load | None = None) -
     )
     replicas = serve.deployment(Replica).options(
         name="Replica",
-        num_replicas=options.replicas,
+        **_number(options),
         # More than a replica takes in: what is too much it refuses itself, with its own Retry-After.
         max_ongoing_requests=2 * (settings.max_batch_size + settings.max_queue_size),
         max_queued_requests=settings.max_queue_size,
@@ -154,6 +162,21 @@ def fleet(settings: Settings, options: FleetOptions, load: Load | None = None) -
     )
     ingress = serve.deployment(Ingress).options(name="Ingress", max_ongoing_requests=INGRESS_MAX_ONGOING, ray_actor_options={"num_cpus": 0})
     return ingress.bind(replicas.bind(settings, salt, load), salt, settings.api_options().max_body_bytes)
+
+
+def _number(options: FleetOptions) -> dict[str, Any]:
+    """How many replicas: so many, or what Serve's autoscaler makes of it."""
+    if options.max_replicas <= options.replicas:
+        return {"num_replicas": options.replicas}
+    aims = {"queue_s": options.target_queue_s, "kv_pressure": options.target_kv_pressure}
+    scaling = AutoscalingConfig(
+        min_replicas=options.replicas,
+        max_replicas=options.max_replicas,
+        upscale_delay_s=options.scale_up_s,
+        downscale_delay_s=options.scale_down_s,
+        policy=AutoscalingPolicy(policy_function="control_plane.scaling:ScaleByReports", policy_kwargs=aims),
+    )
+    return {"autoscaling_config": scaling}
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:

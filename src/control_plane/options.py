@@ -7,13 +7,19 @@ from dataclasses import dataclass
 class FleetOptions:
     """num_cpus, num_gpus: what Ray reserves for each replica; a process that reserves no CPU still uses one.
 
+    max_replicas: if above `replicas`, Serve scales between the two, so that requests wait `target_queue_s` and KV pools are as full as
+    `target_kv_pressure`; it acts once that has been so for `scale_up_s` or `scale_down_s`.
     policy, beta, quiet_tokens, index_capacity: see `PrefixRequestRouter`. report_s: seconds between two reports of a replica.
-    max_replicas: above `replicas`, and Ray scales between the two by what replicas report. queue_s, kv_pressure: what it aims at.
     """
 
     replicas: int = 1
     num_cpus: float = 0.0
     num_gpus: float = 0.0
+    max_replicas: int = 0
+    target_queue_s: float = 1.0
+    target_kv_pressure: float = 0.6
+    scale_up_s: float = 10.0
+    scale_down_s: float = 300.0
     policy: str = "prefix"
     beta: float = 1.0
     quiet_tokens: float = 4096

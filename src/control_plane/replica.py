@@ -66,7 +66,7 @@ class ReplicaServer:
             tokens=scheduler.active_tokens + scheduler.waiting_tokens,
             waiting_tokens=scheduler.waiting_tokens,
             waiting=scheduler.num_waiting,
-            queue_s=(self._context.tracker.summary()["queue_ms"]["p99"] or 0.0) / 1e3,
+            queue_s=scheduler.waiting_tokens / scheduler.drain_rate if scheduler.drain_rate else 0.0,
             kv_pressure=cache.used_blocks / cache.total_blocks if cache.total_blocks else 0.0,
             hit_tokens=cache.hit_tokens,
             miss_tokens=cache.miss_tokens,

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """tokens: in flight, those that wait included. waiting_tokens, waiting: tokens and requests in the queue. queue_s: 99 of 100 requests
-    of the last minute waited no longer. kv_pressure: the share of the KV pool that running requests hold.
+    """tokens: in flight, those that wait included. waiting_tokens, waiting: tokens and requests in the queue. queue_s: seconds until the
+    queue of now has been let in, at the rate of late. kv_pressure: the share of the KV pool that running requests hold.
 
     changes: the latest changes of what is cached, oldest first, each the name of a prefix: positive for one that came, negative for one
     that went. end: how many changes there have been in all, so that a router knows which of them are new to it, and whether it missed any.

@@ -15,6 +15,7 @@ pytest.importorskip("ray")
 
 from fleet_cluster import SETTINGS, URL, client, cluster, deploy, replica_pids, stats, stream, until
 from openai import OpenAI
+from ray import serve
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
@@ -56,6 +57,9 @@ def test_every_other_route_passes_and_ids_come_back() -> None:
             for path in ("/health", "/ready", "/version", "/scheduler/stats", "/cache/stats", "/metrics", "/requests", "/"):
                 assert (await http.get(path)).status_code == 200, path
             assert (await http.post("/tokenize", json={"prompt": "abc"})).json()["count"] == 4
+            metrics = (await http.get("/fleet/metrics")).text
+            assert "inference_server_fleet_replicas 3.0" in metrics
+            assert metrics.count("inference_server_fleet_replica_kv_pressure{") == REPLICAS
             assert (await http.get("/nowhere")).json()["error"]["code"] == "not_found"
             bad = await http.post("/generate", json={"text": 5}, headers={"X-Request-Id": "my-own"})
             assert (bad.status_code, bad.headers["x-request-id"]) == (400, "my-own")
@@ -136,6 +140,30 @@ def test_three_replicas_do_three_times_the_work(capsys: pytest.CaptureFixture[st
     one, three = (asyncio.run(rate(*load)) for load in (("/one", 8), ("", 8 * REPLICAS)))
     say(capsys, f"one replica {one:.0f} tokens/s, three {three:.0f}: {three / one:.2f} times")
     assert three >= 0.9 * REPLICAS * one
+
+
+def test_replicas_come_with_the_load_and_go_with_it() -> None:
+    deploy("scaled", "/scaled", 1, max_replicas=2, target_queue_s=0.2, scale_up_s=1.0, scale_down_s=5.0)
+
+    async def number(http: Any, wanted: int) -> bool:
+        return len(await stats(http, "/scaled")) == wanted
+
+    async def ask(http: Any, ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            answer = await http.post("/scaled/generate", json={"text": "a" * 64, "max_tokens": 50, "ignore_eos": True})
+            assert answer.status_code in (200, 429), answer.text
+
+    async def scenario() -> None:
+        async with client() as http:
+            ended = asyncio.Event()
+            users = [asyncio.create_task(ask(http, ended)) for _ in range(28)]
+            await until(lambda: number(http, 2))
+            ended.set()
+            await asyncio.gather(*users)
+            await until(lambda: number(http, 1))
+
+    asyncio.run(scenario())
+    serve.delete("scaled")
 
 
 def test_a_replica_dies_under_50_streams_and_comes_back(capsys: pytest.CaptureFixture[str]) -> None:
