@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fake_replica
+import fleet_fake
 import httpx
 import psutil
 import ray
@@ -25,14 +25,14 @@ from inference_server.config import Settings
 
 PORT = 8765
 URL = f"http://127.0.0.1:{PORT}"
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 SETTINGS: dict[str, Any] = {"served_model_name": "fake", "max_batch_size": 16, "max_queue_size": 16, "drain_timeout_s": 5.0}
 
 
 @contextmanager
 def cluster() -> Iterator[None]:
-    """Ray and Serve's proxy. Its processes find the sources, and this folder."""
-    os.environ["PYTHONPATH"] = f"{HERE.parents[1] / 'src'}:{HERE}"
+    """Ray and Serve's proxy. Its processes find the sources, and the fake model."""
+    os.environ["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT / 'scripts' / 'bench'}"
     ray.init(num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False, configure_logging=False)
     try:
         serve.start(http_options=HTTPOptions(host="127.0.0.1", port=PORT))
@@ -44,7 +44,7 @@ def cluster() -> Iterator[None]:
 
 def deploy(name: str, prefix: str, replicas: int, **options: Any) -> None:
     settings = Settings(_env_file=None, **SETTINGS)  # type: ignore[call-arg]
-    serve.run(fleet(settings, FleetOptions(replicas, **options), fake_replica.load), name=name, route_prefix=prefix)
+    serve.run(fleet(settings, FleetOptions(replicas, **options), fleet_fake.load), name=name, route_prefix=prefix)
 
 
 def client() -> httpx.AsyncClient:

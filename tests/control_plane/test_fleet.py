@@ -99,30 +99,33 @@ def test_a_replicas_refusal_passes_with_its_retry_after() -> None:
     asyncio.run(scenario())
 
 
+async def converse(prefix: str, sessions: int = 8, turns: int = 5) -> tuple[int, int, int]:
+    """Tokens of all prompts, those that were cached, and those that one box would have: all whole blocks of what was said before."""
+    prompts = hits = possible = 0
+    async with client() as http:
+        told = [f"{index:04}" + "hello " * 40 for index in range(sessions)]
+        computed = [0] * sessions
+        for _ in range(turns):
+            for index in range(sessions):
+                body = {"prompt": told[index], "max_tokens": 16, "ignore_eos": True, "cache_salt": prefix}
+                answer = (await http.post(f"{prefix}/v1/completions", json=body)).json()
+                num_tokens = answer["usage"]["prompt_tokens"]
+                prompts += num_tokens
+                hits += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                possible += computed[index] // 16 * 16
+                computed[index] = num_tokens + 16 - 1  # the last token's KV is not computed
+                told[index] += answer["choices"][0]["text"] + "and then? " * 8
+    return prompts, hits, possible
+
+
 def test_conversations_keep_what_one_box_would_have_cached(capsys: pytest.CaptureFixture[str]) -> None:
-    """One box finds in each later turn all whole blocks of what was said before, so that is worked out; three run."""
-    sessions, turns = 8, 5
-
-    async def scenario() -> tuple[int, int, int]:
-        hits = prompts = possible = 0
-        async with client() as http:
-            told = [f"{index:04}" + "hello " * 40 for index in range(sessions)]
-            before = [0] * sessions
-            for _ in range(turns):
-                for index in range(sessions):
-                    body = {"prompt": told[index], "max_tokens": 16, "ignore_eos": True}
-                    usage_of = (await http.post("/v1/completions", json=body)).json()
-                    usage = usage_of["usage"]
-                    hits += usage["prompt_tokens_details"]["cached_tokens"]
-                    prompts += usage["prompt_tokens"]
-                    possible += before[index] // 16 * 16
-                    before[index] = usage["prompt_tokens"] + 16 - 1  # the last token's KV is not computed
-                    told[index] += usage_of["choices"][0]["text"] + "and then? " * 8
-        return hits, possible, prompts
-
-    hits, possible, prompts = asyncio.run(scenario())
-    say(capsys, f"hits: {hits / prompts:.1%} of prompt tokens; one box: {possible / prompts:.1%}")
+    prompts, hits, possible = asyncio.run(converse(""))
+    deploy("turns", "/turns", REPLICAS, policy="round_robin")
+    _, turns, _ = asyncio.run(converse("/turns"))
+    serve.delete("turns")
+    say(capsys, f"cached: {hits / prompts:.1%} of prompt tokens; in one box {possible / prompts:.1%}, by round robin {turns / prompts:.1%}")
     assert hits >= 0.9 * possible
+    assert turns < 0.9 * hits
 
 
 def test_three_replicas_do_three_times_the_work(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,11 +142,12 @@ def test_three_replicas_do_three_times_the_work(capsys: pytest.CaptureFixture[st
 
     one, three = (asyncio.run(rate(*load)) for load in (("/one", 8), ("", 8 * REPLICAS)))
     say(capsys, f"one replica {one:.0f} tokens/s, three {three:.0f}: {three / one:.2f} times")
+    serve.delete("one")
     assert three >= 0.9 * REPLICAS * one
 
 
 def test_replicas_come_with_the_load_and_go_with_it() -> None:
-    deploy("scaled", "/scaled", 1, max_replicas=2, target_queue_s=0.2, scale_up_s=1.0, scale_down_s=5.0)
+    deploy("scaled", "/scaled", 1, max_replicas=2, target_queue_s=0.2, scale_up_s=1.0, scale_down_s=2.0)
 
     async def number(http: Any, wanted: int) -> bool:
         return len(await stats(http, "/scaled")) == wanted
@@ -200,5 +204,28 @@ def test_a_replica_dies_under_50_streams_and_comes_back(capsys: pytest.CaptureFi
                 return any(replica["replica"] == born and replica["miss_tokens"] for replica in await stats(http))
 
             await until(used)
+
+    asyncio.run(scenario())
+
+
+def test_an_update_of_the_fleet_fails_no_request() -> None:
+    async def user(http: Any, ended: asyncio.Event) -> list[int]:
+        statuses = []
+        while not ended.is_set():
+            statuses.append((await http.post("/generate", json={"text": "a" * 40, "max_tokens": 20})).status_code)
+            answer = await stream(http, {"text": "b" * 40, "max_tokens": 20})
+            statuses.append(answer.status if answer.finished and not answer.errors else 0)
+        return statuses
+
+    async def scenario() -> None:
+        async with client() as http:
+            before = {replica["replica"] for replica in await stats(http)}
+            ended = asyncio.Event()
+            users = [asyncio.create_task(user(http, ended)) for _ in range(4)]
+            await asyncio.to_thread(deploy, "fleet", "/", REPLICAS)
+            ended.set()
+            statuses = Counter(status for answers in await asyncio.gather(*users) for status in answers)
+            assert before.isdisjoint({replica["replica"] for replica in await stats(http)})
+            assert set(statuses) == {200}, statuses
 
     asyncio.run(scenario())

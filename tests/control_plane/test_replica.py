@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
-import fake_replica
+import fleet_fake
 import pytest
 
 from control_plane.asgi_call import ForwardedRequest, Progress, ResponseHead, call_app
@@ -24,7 +24,7 @@ SALT = b"salt"
 
 @asynccontextmanager
 async def replica(step_s: float = 0.0, **settings: Any) -> AsyncIterator[ReplicaServer]:
-    server = ReplicaServer(Settings(_env_file=None, **settings), SALT, partial(fake_replica.load, step_s=step_s))  # type: ignore[call-arg]
+    server = ReplicaServer(Settings(_env_file=None, **settings), SALT, partial(fleet_fake.load, step_s=step_s))  # type: ignore[call-arg]
     await server.start()
     try:
         yield server
@@ -122,7 +122,7 @@ def test_a_request_pickles_without_what_its_router_put_there() -> None:
     assert again.progress.on_answer is None
 
 
-async def converse(servers: Sequence[ReplicaServer], policy: RoutingPolicy, num_sessions: int = 6, num_turns: int = 4) -> float:
+async def converse(servers: Sequence[ReplicaServer], policy: RoutingPolicy, num_sessions: int = 5, num_turns: int = 4) -> float:
     """The share of prompt tokens that were cached, over conversations that take turns; routed by the real router, reports included."""
     router = FleetRouter(policy, PrefixIndex(10_000))
     by_name = {f"r{index}": server for index, server in enumerate(servers)}
@@ -152,6 +152,6 @@ def test_conversations_keep_what_one_box_would_have_cached() -> None:
             return await converse([await stack.enter_async_context(replica()) for _ in range(num_replicas)], policy)
 
     one, fleet = asyncio.run(share(1, RoundRobin())), asyncio.run(share(3, PrefixPolicy(quiet_tokens=500, seed=1)))
-    turns = asyncio.run(share(4, RoundRobin()))  # of 6 sessions: with 3 replicas each would stay where it began
+    turns = asyncio.run(share(3, RoundRobin()))
     assert fleet >= 0.9 * one
     assert turns < 0.8 * one

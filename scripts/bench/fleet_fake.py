@@ -1,7 +1,8 @@
-"""A replica's model for the tests of fleets: `FakeBackend` behind the real scheduler, cache and byte tokenizer."""
+"""A replica's model for fleets without weights: `FakeBackend` behind the real scheduler, cache and byte tokenizer."""
 
-from inference_server.backends.fake_backend import FakeBackend
+from inference_server.backends.fake_backend import FULL_AND_WINDOW, FakeBackend
 from inference_server.config import Settings
+from inference_server.core.kv_layout import LayerGroup
 from inference_server.core.model_spec import GenerationDefaults
 from inference_server.core.prefix_journal import PrefixJournal
 from inference_server.engine.loaded_model import LoadedModel
@@ -15,9 +16,11 @@ STEP_S = 0.02
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
-def load(settings: Settings, journal: PrefixJournal, step_s: float = STEP_S) -> LoadedModel:
+def load(
+    settings: Settings, journal: PrefixJournal, step_s: float = STEP_S, groups: tuple[LayerGroup, ...] = FULL_AND_WINDOW
+) -> LoadedModel:
     """step_s: how long a step sleeps."""
-    backend = FakeBackend(step_time_s=step_s, max_model_len=16_384, free_bytes=1 << 24)
+    backend = FakeBackend(groups, step_time_s=step_s, max_model_len=16_384, free_bytes=1 << 24)
     spec = backend.load()
     options = settings.cache_options(journal)
     layout = kv_layout(options, spec)
