@@ -7,6 +7,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from ray import serve
@@ -29,6 +30,9 @@ SALT_BYTES = 32
 INLINE_BODY_BYTES = 16 * 1024  # a larger one is tokenised in a worker thread
 INGRESS_MAX_ONGOING = 10_000
 SHUTDOWN_S = 10.0
+
+# Routes of the fleet's own, each for those to whom a replica shows its route: keys are the replicas' business.
+SHOWN_TO: Mapping[str, str] = MappingProxyType({"/fleet/stats": "/scheduler/stats", "/fleet/metrics": "/metrics"})
 
 
 class Replica:
@@ -76,28 +80,34 @@ class Ingress:
 
     async def __call__(self, request: Request) -> Response:
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-        if path == "/fleet/stats":
-            return JSONResponse(await self._stats())
-        if path == "/fleet/metrics":
-            exposition, content_type = render(await self._stats(), request.headers.get("accept", ""))
-            return Response(exposition, headers={"Content-Type": content_type})
         body = await self._body(request)
         if body is None:
             message = f"the body is larger than {self._max_body_bytes} bytes"
             error = {"message": message, "type": "invalid_request_error", "param": None, "code": "request_too_large"}
             return JSONResponse({"error": error}, 413)
+        forwarded = await self._forwarded(request, SHOWN_TO.get(path, path), body)
+        head, pieces = await self._forwarder.answer(forwarded)
+        if path in SHOWN_TO and head.status == 200:
+            return await self._own_route(path, request)
+        response = StreamingResponse(pieces, head.status)
+        # Serve's proxy has given the request an X-Request-Id if its client had not, and puts it into the answer.
+        response.raw_headers = [(name, value) for name, value in head.headers if name != b"x-request-id"]
+        return response
+
+    async def _forwarded(self, request: Request, path: str, body: bytes) -> ForwardedRequest:
         if len(body) > INLINE_BODY_BYTES:
             key = await asyncio.to_thread(self._encoder.key, path, body)
         else:
             key = self._encoder.key(path, body)
         client = (request.client.host, request.client.port) if request.client else None
-        # The proxy has given the request an X-Request-Id if its client had not, and puts it into the answer.
-        query = request.scope["query_string"]
-        forwarded = ForwardedRequest(request.method, path, query, tuple(request.headers.raw), body, client, key)
-        head, pieces = await self._forwarder.answer(forwarded)
-        response = StreamingResponse(pieces, head.status)
-        response.raw_headers = [(name, value) for name, value in head.headers if name != b"x-request-id"]
-        return response
+        return ForwardedRequest(request.method, path, request.scope["query_string"], tuple(request.headers.raw), body, client, key)
+
+    async def _own_route(self, path: str, request: Request) -> Response:
+        stats = await self._stats()
+        if path == "/fleet/stats":
+            return JSONResponse(stats)
+        exposition, content_type = render(stats, request.headers.get("accept", ""))
+        return Response(exposition, headers={"Content-Type": content_type})
 
     async def _call(self, request: ForwardedRequest) -> AsyncGenerator[ResponseHead | bytes, None]:
         """Raises ReplicaLostError and FleetBusyError. Whoever stops reading cancels the call."""

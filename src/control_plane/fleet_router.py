@@ -74,9 +74,12 @@ class FleetRouter:
         self.index.remove(replica, [name for name, came in latest.items() if not came])
 
     def choose(self, key: RoutingKey, among: Collection[str] | None = None) -> str:
-        """The replica that the policy wants for this request. among: those that may be chosen, at least one; None for all."""
+        """The replica that the policy wants for this request. among: those that may be chosen, at least one; None for all.
+
+        One that was not heard of is chosen only where there is no other.
+        """
         views = self.views if among is None else {replica: self.views[replica] for replica in among if replica in self.views}
-        loads = {replica: view.load for replica, view in views.items()}
+        loads = {replica: view.load for replica, view in views.items()} or dict.fromkeys(among or (), 0)
         cached = {replica: key.cached_share(depth) for replica, depth in self.index.depths(key.names).items()}
         return self._policy.choose(loads, cached)
 

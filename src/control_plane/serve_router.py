@@ -53,7 +53,10 @@ class PrefixRequestRouter(RequestRouter):
             self._book(pending_request, replica_id.unique_id, trip.key)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self._end(internal_request_id)
+        """Also of a replica that had refused a request which by now is on its way to another."""
+        trip = self._trips.get(internal_request_id)
+        if trip is not None and trip.replica == replica_id.unique_id:
+            self._end(internal_request_id)
 
     def _book(self, pending: PendingRequest, replica: str, key: RoutingKey) -> None:
         request_id = pending.metadata.internal_request_id

@@ -56,6 +56,7 @@ def test_only_those_that_may_be_chosen_are() -> None:
     fleet = router("a", "b", "c")
     fleet.began("a", key(1, 2, 3))
     assert {fleet.choose(key(1, 2, 3), among=["b", "c", "unheard of"]) for _ in range(50)} == {"b", "c"}
+    assert fleet.choose(key(1, 2, 3), among=["unheard of"]) == "unheard of"
 
 
 def test_a_replica_that_falls_behind_loses_even_what_it_has_cached() -> None:
