@@ -28,10 +28,10 @@ monitoring: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m monitoring -rs $(PYTEST_ARGS)
 
 fleet: $(FLEET_INSTALLED)
-	$(BIN)/python -m control_plane --replicas $(REPLICAS) $(ARGS)
+	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m control_plane --replicas $(REPLICAS) $(ARGS)
 
 fleet-test: $(FLEET_INSTALLED)
-	$(BIN)/python -m pytest -q -m fleet -rs $(PYTEST_ARGS)
+	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest -q -m fleet -rs $(PYTEST_ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
