@@ -1,4 +1,5 @@
 # run: the server on the embedded model · test: the fast suite · chaos: ten minutes of bad clients, five on each of two models · clients: other projects' clients of its API · browser: the dashboard in Chromium · monitoring: its queries on a Prometheus · check: every static gate · bench: tokens/s of the running server
+# fleet: REPLICAS servers behind one address, on Ray Serve · fleet-test: what such a fleet has to show
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,8 +9,10 @@ ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 CHAOS_SECONDS ?= 300
+REPLICAS ?= 3
+FLEET_INSTALLED := $(VENV)/.installed-fleet
 
-.PHONY: run test heavy chaos clients browser monitoring check fmt bench install clean
+.PHONY: run test heavy chaos clients browser monitoring fleet fleet-test check fmt bench install clean
 
 run: $(INSTALLED)
 	$(BIN)/python -m inference_server $(ARGS)
@@ -31,6 +34,12 @@ browser: $(INSTALLED)
 
 monitoring: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m monitoring -rs $(PYTEST_ARGS)
+
+fleet: $(FLEET_INSTALLED)
+	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m control_plane --replicas $(REPLICAS) $(ARGS)
+
+fleet-test: $(FLEET_INSTALLED)
+	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest -q -m fleet -rs $(PYTEST_ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -63,6 +72,10 @@ $(CLIENTS)/.installed: $(INSTALLED)
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > $(CLIENTS)/below.pth
 	mv $(CLIENTS)/below.pth "$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	$(CLIENTS)/bin/python -m pip install -e '.[clients]'
+	@touch $@
+
+$(FLEET_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install -c requirements.lock -e '.[fleet]'
 	@touch $@
 
 clean:

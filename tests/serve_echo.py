@@ -17,7 +17,7 @@ from inference_server.engine.loaded_model import LoadedModel
 SETTINGS = Settings.from_cli()
 
 
-def load(settings: Settings) -> LoadedModel:
+def load(settings: Settings, journal: object = None) -> LoadedModel:
     if settings.served_model_name == "broken":
         raise ModelLoadError("the model is broken in one line")
     if settings.served_model_name == "slow":

@@ -186,7 +186,7 @@ def test_attention_is_measured_only_for_the_policy_that_reads_it(policy: str, ca
 
 
 def test_every_option_field_is_filled_or_a_known_constant() -> None:
-    constants = {"max_header_bytes", "max_body_bytes", "body_deadline_s", "ping_interval_s"}
+    constants = {"max_header_bytes", "max_body_bytes", "body_deadline_s", "ping_interval_s", "journal"}
     renamed = {"block_size", "num_blocks", "memory_fraction", "max_active_tokens", "cache_dir", "block_mass", "profiler_ranges"}
     names = {field.name for option in OPTIONS for field in dataclasses.fields(option)}
     assert names - set(Settings.model_fields) == constants | renamed

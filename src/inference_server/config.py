@@ -25,6 +25,7 @@ from inference_server.core.options import (
     SchedulerOptions,
     SinkOptions,
 )
+from inference_server.core.prefix_journal import PrefixJournal
 
 EMBEDDED_MODEL = "embedded"
 
@@ -178,7 +179,7 @@ class Settings(BaseSettings):
             profiler_ranges=self.timeline_dir is not None,
         )
 
-    def cache_options(self) -> CacheOptions:
+    def cache_options(self, journal: PrefixJournal | None = None) -> CacheOptions:
         """The size and the habits of the KV pool."""
         return CacheOptions(
             block_size=self.kv_cache_block_size,
@@ -187,6 +188,7 @@ class Settings(BaseSettings):
             max_active_tokens=self.max_active_kv_tokens,
             enable_prefix_cache=self.enable_prefix_cache,
             eviction_policy=self.eviction_policy,
+            journal=journal,
         )
 
     def scheduler_options(self) -> SchedulerOptions:

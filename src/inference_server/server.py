@@ -17,6 +17,7 @@ from inference_server.api.lifespan import engine_lifespan
 from inference_server.api.rate_limit import TokenSpending
 from inference_server.config import Settings
 from inference_server.core.clock import Clock
+from inference_server.core.prefix_journal import PrefixJournal
 from inference_server.engine.async_engine import AsyncEngine
 from inference_server.engine.engine import Engine
 from inference_server.engine.loaded_model import LoadedModel
@@ -30,15 +31,18 @@ from inference_server.simulator.simulator import LoadSimulator
 SWITCH_INTERVAL_S = 0.001
 
 
-def create_app(settings: Settings | None = None, load: Callable[[], LoadedModel] | None = None) -> FastAPI:
-    """The application. settings: None reads the environment and `.env`; load: None loads the model that the settings name."""
+def create_app(
+    settings: Settings | None = None, load: Callable[[], LoadedModel] | None = None, journal: PrefixJournal | None = None
+) -> FastAPI:
+    """The application. settings: None reads the environment and `.env`; load: None loads the model that the settings name, whose prefix
+    cache then writes its changes into `journal`."""
     settings = Settings.from_cli() if settings is None else settings
     configure_logging(settings.log_level, settings.log_format)
     clock = time.monotonic
     options, engine_options = settings.api_options(), settings.engine_options()
     sinks, spending = _sinks(options.served_model_name, settings, clock), TokenSpending()
     readers = (*sinks, spending) if settings.rate_limit_tpm else tuple(sinks)
-    engine = Engine(partial(_load, load or partial(load_model, settings)), engine_options, readers, clock)
+    engine = Engine(partial(_load, load or partial(load_model, settings, journal)), engine_options, readers, clock)
     async_engine = AsyncEngine(engine, engine_options, clock)
     simulator = LoadSimulator(clock) if settings.has_simulator else None
     context = ApiContext(
@@ -82,7 +86,7 @@ def _load(load: Callable[[], LoadedModel]) -> LoadedModel:
     return model
 
 
-def load_model(settings: Settings) -> LoadedModel:
+def load_model(settings: Settings, journal: PrefixJournal | None = None) -> LoadedModel:
     """The model that the settings name. Takes seconds to minutes. Raises ModelLoadError with one clear line."""
-    loader = ModelLoader(settings.model_options(), settings.cache_options(), settings.scheduler_options())
+    loader = ModelLoader(settings.model_options(), settings.cache_options(journal), settings.scheduler_options())
     return loader.load(settings.chat_template)

@@ -11,6 +11,7 @@ from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.cache_manager import CacheManager
 from inference_server.kv_cache.eviction import H2O, LRU, EvictionPolicy, SinkLRU
 from inference_server.kv_cache.prefix_cache import PrefixCache
+from inference_server.kv_cache.prefix_names import PrefixNames
 from inference_server.kv_cache.prefix_node import PrefixNode
 
 BLOCK = 4
@@ -21,9 +22,15 @@ WINDOW_8 = (LayerGroup((0, 1), 1, 1, 1), LayerGroup((2, 3, 4), 1, 1, 1, window=8
 class Cache(CacheManager):
     """A cache manager that runs requests as a scheduler would, one block a step."""
 
-    def __init__(self, groups: tuple[LayerGroup, ...] = FULL_ONLY, num_slabs: int = 101, policy: EvictionPolicy | None = None) -> None:
+    def __init__(
+        self,
+        groups: tuple[LayerGroup, ...] = FULL_ONLY,
+        num_slabs: int = 101,
+        policy: EvictionPolicy | None = None,
+        names: PrefixNames | None = None,
+    ) -> None:
         self.pool = BlockPool(KVLayout(groups, BLOCK, num_slabs))
-        self.prefix = PrefixCache(self.pool, policy or LRU())
+        self.prefix = PrefixCache(self.pool, policy or LRU(), names)
         super().__init__(self.pool, self.prefix)
         self.running: list[ScheduledRequest] = []
         self.num_started = 0

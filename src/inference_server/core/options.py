@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from inference_server.core.prefix_journal import PrefixJournal
+
 
 class PrefillMode(StrEnum):
     """How the token budget of a step is shaped. `mixed` lets decodes and prefill chunks share one forward."""
@@ -53,7 +55,8 @@ class CacheOptions:
     """num_blocks: KV of that many blocks for all layers; None sizes the arena by memory_fraction of what is free.
 
     enable_prefix_cache: keep the KV of sequences for later ones. eviction_policy: what of it goes first, "lru", "sink_lru"
-    or "h2o", which needs a backend with `ModelOptions.block_mass`.
+    or "h2o", which needs a backend with `ModelOptions.block_mass`. journal: where the prefix cache writes down what comes and goes, for
+    a router to follow.
     """
 
     block_size: int = 16
@@ -62,6 +65,7 @@ class CacheOptions:
     max_active_tokens: int | None = None
     enable_prefix_cache: bool = True
     eviction_policy: str = "lru"
+    journal: PrefixJournal | None = None
 
 
 @dataclass(frozen=True, slots=True)

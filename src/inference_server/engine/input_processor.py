@@ -128,11 +128,8 @@ class InputProcessor:
         template = self._model.template
         if taken := template.reserved.intersection(prompt.variables):
             raise InvalidRequestError(f"the template variable '{min(taken)}' is the server's to set", param="chat_template_kwargs")
-        effort = prompt.reasoning_effort
-        if effort is None:
-            return dict(prompt.variables)
-        switches = {"enable_thinking": effort != "none", "reasoning_effort": effort}
-        if template.variables.isdisjoint(switches):
+        switches = template.switches(prompt.reasoning_effort)
+        if switches and template.variables.isdisjoint(switches):
             raise UnsupportedParameterError(
                 "the parameter 'reasoning_effort' is not supported: this model's chat template has no switch", param="reasoning_effort"
             )

@@ -8,6 +8,7 @@ from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.cache_manager import CacheManager
 from inference_server.kv_cache.eviction import H2O, LRU, EvictionPolicy, SinkLRU
 from inference_server.kv_cache.prefix_cache import PrefixCache
+from inference_server.kv_cache.prefix_names import PrefixNames
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +21,8 @@ def create_cache(layout: KVLayout, options: CacheOptions) -> CacheManager:
     if not PrefixCache.supports(layout.groups):
         logger.warning("no prefix cache for this model: it needs one group of full-attention layers and at most one with a window")
         return CacheManager(pool)
-    return CacheManager(pool, PrefixCache(pool, _create_policy(options.eviction_policy)))
+    names = None if options.journal is None else PrefixNames(options.journal, layout.block_size)
+    return CacheManager(pool, PrefixCache(pool, _create_policy(options.eviction_policy), names))
 
 
 def _create_policy(name: str) -> EvictionPolicy:

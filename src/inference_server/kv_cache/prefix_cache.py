@@ -15,6 +15,7 @@ from inference_server.core.request import ScheduledRequest
 from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.eviction import EvictionPolicy, EvictionQueue
 from inference_server.kv_cache.exact_match import ExactMatchIndex
+from inference_server.kv_cache.prefix_names import PrefixNames
 from inference_server.kv_cache.prefix_node import BlockKey, PrefixNode
 from inference_server.kv_cache.window_blocks import WINDOW, WindowBlocks
 
@@ -39,8 +40,8 @@ class _Hold:
 class PrefixCache:
     """evicted_bytes: of all blocks given up so far."""
 
-    def __init__(self, pool: BlockPool, policy: EvictionPolicy) -> None:
-        """Raises ValueError for layer groups that `supports` turns down."""
+    def __init__(self, pool: BlockPool, policy: EvictionPolicy, names: PrefixNames | None = None) -> None:
+        """names: who is told of what comes and goes. Raises ValueError for layer groups that `supports` turns down."""
         if not self.supports(pool.layout.groups):
             raise ValueError("a prefix cache needs a group of full-attention layers, and after it at most one with a window")
         self.evicted_bytes = 0
@@ -51,6 +52,7 @@ class PrefixCache:
         self._exact = ExactMatchIndex()
         self._holds: dict[str, _Hold] = {}
         self._policy = policy
+        self._names = names
         self._queue = EvictionQueue(policy, self._is_evictable)
         self._time = 0
 
@@ -120,6 +122,8 @@ class PrefixCache:
                 grown = grown or node
                 child = node.children[key] = PrefixNode(node, key, index + 1, full[index])
                 self._pool.keep(FULL, full[index])
+                if self._names is not None:
+                    self._names.added(child)
             else:
                 self._join(hold, child, full[index])
             if window[index] and not child.window_block:
@@ -230,6 +234,8 @@ class PrefixCache:
         self._pool.drop(FULL, leaf.block)
         self.evicted_bytes += self._pool.layout.block_bytes(FULL)
         self._exact.forget(leaf)
+        if self._names is not None:
+            self._names.removed(leaf)
         leaf.parent = None
         self._offer(parent)
 

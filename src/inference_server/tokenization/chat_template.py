@@ -84,6 +84,10 @@ class ChatTemplate:
         except Exception as error:  # a template is a program that we did not write
             raise ChatTemplateError(f"the chat template does not accept these messages: {error}") from error
 
+    def switches(self, reasoning_effort: str | None) -> dict[str, Any]:
+        """The variables by which templates turn thoughts on or off, for "none" or any other effort; nothing for None."""
+        return {} if reasoning_effort is None else {"enable_thinking": reasoning_effort != "none", "reasoning_effort": reasoning_effort}
+
     def template_prefix_len(self, tokenizer: TokenizerLike) -> int:
         """How many leading tokens every prompt of one user message shares, whatever the message."""
         first, second = (tokenizer.encode(self.render([{"role": "user", "content": probe}])) for probe in _PROBES)

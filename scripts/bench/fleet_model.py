@@ -1,0 +1,173 @@
+"""A replica as a cost model on a virtual clock: steps that take time by their rows and prompt tokens, and an LRU cache of prefixes.
+
+It decides nothing about routing. What it leaves out: windows, preemption and the scheduler's fairness; a step's time is exact in what
+`StepCost` says and in nothing else.
+"""
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from control_plane.fleet_router import Trip
+from control_plane.replica_report import ReplicaReport
+from control_plane.routing_key import RoutingKey
+from inference_server.core.chunk_hash import ChunkHasher
+from inference_server.core.prefix_journal import PrefixJournal
+
+NO_HASHER = ChunkHasher(b"", 1)  # the names come from the workload
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step: `base_s`, and what each decoding row and each prompt token adds."""
+
+    base_s: float = 0.004
+    row_s: float = 0.00002
+    token_s: float = 0.00001
+    max_rows: int = 256
+    max_tokens: int = 2048
+
+    def seconds(self, rows: int, tokens: int) -> float:
+        return self.base_s + self.row_s * rows + self.token_s * tokens
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request. names: of the chunks of prompt and answer. left: tokens of the prompt that are still to be computed."""
+
+    key: RoutingKey
+    names: Sequence[int]
+    output_tokens: int
+    arrival: float
+    answered: Callable[["Job"], None]
+    done: Callable[["Job", float], None]
+    trip: Trip | None = None
+    cached_tokens: int = 0
+    left: int = 0
+    first_token: float | None = None
+    retried: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.key.num_tokens + self.output_tokens
+
+
+@dataclass(slots=True)
+class Batch:
+    """steps: that end in a row without a change, `seconds` each, from `start` on. jobs: whose prompts are in the first one."""
+
+    start: float
+    seconds: float
+    steps: int
+    prefill: list[tuple[Job, int]] = field(default_factory=list)
+
+
+class SimReplica:
+    """One replica. `schedule(time, callback)` is the clock's."""
+
+    def __init__(self, name: str, cost: StepCost, cache_chunks: int, schedule: Callable[[float, Callable[[float], None]], None]) -> None:
+        self.name = name
+        self.alive = True
+        self.hit_tokens = self.miss_tokens = 0
+        self.tokens = 0  # of all open requests
+        self.open: dict[Job, None] = {}
+        self._cost = cost
+        self._cache_chunks = cache_chunks
+        self._schedule = schedule
+        self._journal = PrefixJournal(NO_HASHER)
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._waiting: deque[Job] = deque()
+        self._prefilling: deque[Job] = deque()
+        self._decoding: list[tuple[int, int, Job]] = []  # by the step that brings the last token
+        self._steps = 0
+        self._num_jobs = 0
+        self._batch: Batch | None = None
+
+    def add(self, job: Job, now: float) -> None:
+        self.open[job] = None
+        self.tokens += job.key.num_tokens
+        self._waiting.append(job)
+        if self._batch is None:
+            self._launch(now)
+        elif self._batch.steps > 1:  # whoever comes joins at the next step
+            done = int((now - self._batch.start) / self._batch.seconds) + 1
+            if done < self._batch.steps:
+                self._steps += done
+                self._run(Batch(self._batch.start, self._batch.seconds, 0), self._batch.start + done * self._batch.seconds)
+
+    def kill(self) -> list[Job]:
+        """The jobs that were open."""
+        self.alive, self._batch = False, None
+        return list(self.open)
+
+    def report(self) -> ReplicaReport:
+        end, changes = self._journal.latest()
+        waiting_tokens = sum(job.key.num_tokens for job in self._waiting)
+        return ReplicaReport(self.tokens, waiting_tokens, len(self._waiting), end=end, changes=changes)
+
+    def _launch(self, now: float) -> None:
+        rows = len(self._decoding)
+        while self._waiting and rows + len(self._prefilling) < self._cost.max_rows:
+            self._prefilling.append(self._admit(self._waiting.popleft()))
+        budget, prefill = self._cost.max_tokens - rows, []
+        for job in self._prefilling:
+            if budget <= 0:
+                break
+            prefill.append((job, min(budget, job.left)))
+            budget -= job.left
+        tokens = sum(count for _, count in prefill)
+        if not (rows or prefill):
+            self._batch = None
+            return
+        steps = 1 if prefill else self._decoding[0][0] - self._steps
+        batch = Batch(now, self._cost.seconds(rows, tokens), steps, prefill)
+        self._run(batch, now + steps * batch.seconds)
+
+    def _run(self, batch: Batch, end: float) -> None:
+        self._batch = batch
+        self._schedule(end, lambda now: self._end(batch, now))
+
+    def _end(self, batch: Batch, now: float) -> None:
+        if batch is not self._batch:  # cut short, or the replica is gone
+            return
+        self._steps += batch.steps
+        for job, count in batch.prefill:
+            job.left -= count
+            if not job.left:
+                self._prefilling.remove(job)
+                job.first_token = now
+                job.answered(job)
+                self._cache(job.key.names)
+                self._num_jobs += 1
+                heapq.heappush(self._decoding, (self._steps + job.output_tokens - 1, self._num_jobs, job))
+        while self._decoding and self._decoding[0][0] <= self._steps:
+            job = heapq.heappop(self._decoding)[2]
+            del self.open[job]
+            self.tokens -= job.key.num_tokens
+            self._cache(job.names)
+            job.done(job, now)
+        self._launch(now)
+
+    def _admit(self, job: Job) -> Job:
+        depth = next((depth for depth, name in enumerate(job.key.names) if name not in self._cached), len(job.key.names))
+        self._touch(job.key.names[:depth])
+        job.cached_tokens = min(depth * job.key.chunk_tokens, job.key.num_tokens - 1)
+        job.left = job.key.num_tokens - job.cached_tokens
+        self.hit_tokens += job.cached_tokens
+        self.miss_tokens += job.left
+        return job
+
+    def _touch(self, names: Sequence[int]) -> None:
+        """Children go before their parents, as the leaves of a tree do."""
+        for name in reversed(names):
+            self._cached.move_to_end(name)
+
+    def _cache(self, names: Sequence[int]) -> None:
+        for name in reversed(names):
+            if name not in self._cached:
+                self._journal.added(name)
+            self._cached[name] = None
+            self._cached.move_to_end(name)
+        while len(self._cached) > self._cache_chunks:
+            self._journal.removed(self._cached.popitem(last=False)[0])

@@ -1,0 +1,40 @@
+"""`PrefixNames`: tells a `PrefixJournal` which whole chunks of text come into the prefix tree and which leave it.
+
+A collaborator of `PrefixCache`, made only where a router follows this cache; all its memory is here.
+"""
+
+from inference_server.core.prefix_journal import PrefixJournal
+from inference_server.kv_cache.prefix_node import PrefixNode
+
+
+class PrefixNames:
+    """Remembers the name of every node at which a chunk ends: it is made from the name one chunk above."""
+
+    def __init__(self, journal: PrefixJournal, block_size: int) -> None:
+        """Raises ValueError unless a chunk is a whole number of blocks."""
+        self._blocks_per_chunk, rest = divmod(journal.hasher.chunk_tokens, block_size)
+        if rest or not self._blocks_per_chunk:
+            raise ValueError(f"a chunk of {journal.hasher.chunk_tokens} tokens is no whole number of blocks of {block_size}")
+        self._journal = journal
+        self._names: dict[PrefixNode, int] = {}
+
+    def added(self, node: PrefixNode) -> None:
+        """The node is new in the tree."""
+        if node.depth % self._blocks_per_chunk:
+            return
+        token_ids: list[int] = []
+        above = node
+        for _ in range(self._blocks_per_chunk):
+            token_ids[:0] = (part for part in above.key if isinstance(part, int))
+            assert above.parent is not None, "the root is no block"
+            first, above = above, above.parent
+        root = above.parent is None
+        parent = self._journal.hasher.root(str(first.key[0])) if root else self._names[above]
+        name = self._names[node] = self._journal.hasher.extend(parent, token_ids)
+        self._journal.added(name)
+
+    def removed(self, node: PrefixNode) -> None:
+        """The node has left the tree."""
+        name = self._names.pop(node, None)
+        if name is not None:
+            self._journal.removed(name)

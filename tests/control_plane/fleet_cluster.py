@@ -1,0 +1,107 @@
+"""A fleet on a small Ray of its own, for the tests that need one: fake models, one instance at a time."""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fleet_fake
+import httpx
+import psutil
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions
+
+from control_plane.deployment import fleet
+from control_plane.options import FleetOptions
+from inference_server.config import Settings
+
+PORT = 8765
+URL = f"http://127.0.0.1:{PORT}"
+ROOT = Path(__file__).parents[2]
+SETTINGS: dict[str, Any] = {"served_model_name": "fake", "max_batch_size": 16, "max_queue_size": 16, "drain_timeout_s": 5.0}
+
+
+@contextmanager
+def cluster() -> Iterator[None]:
+    """Ray and Serve's proxy. Its processes find the sources, and the fake model."""
+    os.environ["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT / 'scripts' / 'bench'}"
+    ray.init(num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False, configure_logging=False)
+    try:
+        serve.start(http_options=HTTPOptions(host="127.0.0.1", port=PORT))
+        yield
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+def deploy(name: str, prefix: str, replicas: int, **options: Any) -> None:
+    settings = Settings(_env_file=None, **SETTINGS)  # type: ignore[call-arg]
+    serve.run(fleet(settings, FleetOptions(replicas, **options), fleet_fake.load), name=name, route_prefix=prefix)
+
+
+def client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=URL, timeout=120, trust_env=False, limits=httpx.Limits(max_connections=None))
+
+
+async def stats(http: httpx.AsyncClient, prefix: str = "") -> list[dict[str, Any]]:
+    answer: dict[str, Any] = (await http.get(f"{prefix}/fleet/stats")).json()
+    return answer["replicas"]
+
+
+def replica_pids(app: str) -> list[int]:
+    """The processes of an application's replicas, by the name that Ray gives them."""
+    return [
+        child.pid
+        for child in psutil.Process().children(recursive=True)
+        if " ".join(child.cmdline()).startswith(f"ray::ServeReplica:{app}:Replica")
+    ]
+
+
+@dataclass
+class Stream:
+    """How a stream went. events: its data, without [DONE]."""
+
+    status: int
+    events: list[dict[str, Any]]
+    done: bool
+
+    @property
+    def errors(self) -> int:
+        return sum("error" in event for event in self.events)
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.events) and bool(self.events[-1].get("done"))
+
+
+async def stream(http: httpx.AsyncClient, body: dict[str, Any], started: "Counter[str] | None" = None) -> Stream:
+    """started: counts the streams that have a token."""
+    lines: list[str] = []
+    async with http.stream("POST", "/generate", json={**body, "stream": True}) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: "):
+                lines.append(line.removeprefix("data: "))
+                if started is not None and len(lines) == 1:
+                    started["streams"] += 1
+    return Stream(answer.status_code, [json.loads(line) for line in lines if line != "[DONE]"], lines[-1:] == ["[DONE]"])
+
+
+async def until(condition: Any, limit_s: float = 90.0) -> None:
+    end = time.monotonic() + limit_s
+    while not await condition():
+        assert time.monotonic() < end, "the condition never came true"
+        await asyncio.sleep(0.1)
+
+
+if __name__ == "__main__":  # a fleet to try by hand
+    with cluster():
+        deploy("fleet", "/", int(sys.argv[1]))
+        time.sleep(float(sys.argv[2]))
