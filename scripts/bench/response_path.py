@@ -54,7 +54,7 @@ class Figures:
     processor_rate: float
 
 
-async def serve(listener: socket.socket, control: Connection, streams: int, profile: cProfile.Profile | None) -> None:
+async def serve(listener: socket.socket, control: Connection, streams: int, step_s: float, profile: cProfile.Profile | None) -> None:
     """Until the other side of `control` says so; any other message is answered by a reading."""
     settings = Settings(
         _env_file=None,
@@ -66,7 +66,7 @@ async def serve(listener: socket.socket, control: Connection, streams: int, prof
         enable_prefix_cache=False,
         log_level="warning",
     )
-    app = create_app(settings, partial(load_fake, settings, FakeBackend(GROUPS)))
+    app = create_app(settings, partial(load_fake, settings, FakeBackend(GROUPS, step_time_s=step_s)))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
     engine = app.state.context.engine
 
@@ -82,18 +82,18 @@ async def serve(listener: socket.socket, control: Connection, streams: int, prof
     await server.serve([listener])
 
 
-def run_server(listener: socket.socket, control: Connection, streams: int, merged: bool, profiled: bool) -> None:
+def run_server(listener: socket.socket, control: Connection, streams: int, step_s: float, merged: bool, profiled: bool) -> None:
     if not merged:
         outbox.MERGE_ABOVE = sys.maxsize
-    profile = cProfile.Profile() if profiled else None
+    profile = cProfile.Profile(time.thread_time) if profiled else None
     with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
-        runner.run(serve(listener, control, streams, profile))
+        runner.run(serve(listener, control, streams, step_s, profile))
     if profile is not None:
         profile.disable()
-        pstats.Stats(profile).sort_stats("tottime").print_stats(30)
+        pstats.Stats(profile).sort_stats("tottime").print_stats(45)
 
 
-def measure(streams: int, tokens: int, merged: bool, profiled: bool) -> Figures:
+def measure(streams: int, tokens: int, step_s: float, merged: bool, profiled: bool) -> Figures:
     context = get_context("spawn")
     here, there = context.Pipe()
     readings: list[Reading] = []
@@ -106,11 +106,11 @@ def measure(streams: int, tokens: int, merged: bool, profiled: bool) -> Figures:
 
     with socket.create_server(("127.0.0.1", 0), backlog=streams) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        child = context.Process(target=run_server, args=(listener, there, streams, merged, profiled))
+        child = context.Process(target=run_server, args=(listener, there, streams, step_s, merged, profiled))
         child.start()
         try:
             requests = [completion(url, f"A fake model reads prompt {i}", tokens) for i in range(streams)]
-            while httpx.get(f"{url}/ready", trust_env=False).status_code != 200:
+            while httpx.get(f"{url}/ready", timeout=120, trust_env=False).status_code != 200:
                 time.sleep(0.05)
             stream_all(url, requests[:1])
             stream_all(url, requests, mark, mark)
@@ -131,10 +131,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=512, help="of each stream")
+    parser.add_argument("--step-ms", type=float, default=20.0, help="of the unmerged run: long enough that the loop sends every token alone")
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     for merged in (False, True):
-        figures = measure(args.streams, args.tokens, merged, args.profile)
+        figures = measure(args.streams, args.tokens, 0.0 if merged else args.step_ms / 1e3, merged, args.profile)
         print(f"{args.streams} streams, {'merged' if merged else 'one event a token'}:", end=" ")
         print(f"{figures.us_per_event:.1f} µs of the event loop an event of {figures.tokens_per_event:.1f} tokens,", end=" ")
         print(f"{figures.rate:,.0f} tokens/s by the clock, {figures.processor_rate:,.0f} by the server's processor time", flush=True)
