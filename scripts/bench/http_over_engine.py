@@ -24,6 +24,9 @@ from released_configs import CONFIGS, shortened
 
 from inference_server.core.options import CacheOptions, ModelOptions, PrefillMode, SchedulerOptions
 from inference_server.engine.engine import Engine
+from inference_server.engine.outbox import MERGE_ABOVE
+
+LOOK_EVERY_S = 0.002  # where the server sends tokens of 20 ms as one event anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def through_http(url: str, pid: int, workload: Workload, vocab_size: int, rounds
         prompts = [request.token_ids for request in workload.requests(round_, vocab_size)]
         requests = [completion(url, prompt, workload.output[1]) for prompt in prompts]
         begin, loop_s = time.perf_counter(), _main_thread_s(pid)
-        streams = stream_all(url, requests)
+        streams = stream_all(url, requests, every_s=LOOK_EVERY_S if len(requests) > MERGE_ABOVE else 0.0)
         elapsed, loop_s = time.perf_counter() - begin, _main_thread_s(pid) - loop_s
         tokens = sum(stream.num_tokens for stream in streams)
         assert tokens == len(streams) * workload.output[1], "an answer did not run to its end"

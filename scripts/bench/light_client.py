@@ -1,7 +1,8 @@
 """Many streams over raw sockets for next to nothing: events are counted as bytes, and no JSON is parsed but the last event's counts.
 
-For a process of its own beside a server that is measured: a read of a socket costs some microseconds, whatever it brings. Each stream is
-one request on one connection, which the server closes. `load_client.py` is for everything that wants to know more about an answer.
+For a process of its own beside a server that is measured: a read of a socket costs some microseconds, whatever it brings. It may look only
+now and then, since to wake a reader that sleeps costs the server's write more than all else in it, and over a network there is none to
+wake. Each stream is one request on one connection, which the server closes. `load_client.py` is for what wants to know more of an answer.
 """
 
 import json
@@ -58,8 +59,10 @@ def completion(url: str, prompt: Sequence[int] | str, max_tokens: int, **fields:
     return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
 
 
-def stream_all(url: str, requests: Sequence[bytes], on_full: Mark | None = None, on_thin: Mark | None = None) -> list[Stream]:
-    """Send all at once and read them to their ends.
+def stream_all(
+    url: str, requests: Sequence[bytes], on_full: Mark | None = None, on_thin: Mark | None = None, every_s: float = 0.0
+) -> list[Stream]:
+    """Send all at once and read them to their ends. every_s: how often to look for what has come; 0 to sleep until something does.
 
     on_full: called with the number of events so far once every stream has had its first; on_thin: likewise, when the first one ends.
     Raises OSError, or RuntimeError for an answer that is no stream.
@@ -76,6 +79,7 @@ def stream_all(url: str, requests: Sequence[bytes], on_full: Mark | None = None,
     num_silent = num_open = len(streams)
     num_events = 0
     while num_open:
+        time.sleep(every_s)
         for key, _ in selector.select():
             reader, stream = key.fileobj, key.data
             assert isinstance(reader, socket.socket)

@@ -1,16 +1,14 @@
 """What an event of a stream costs the event loop, and how many tokens a second one interpreter serves, with a fake model.
 
-    PYTHONPATH=src python scripts/bench/response_path.py [--streams 256] [--profile]
+    PYTHONPATH=src python scripts/bench/response_path.py [--streams 256]
 
 A server on `FakeBackend` in a process of its own, with the real scheduler, engine, routes and uvicorn; this process is the client, raw
 sockets that count events. Costs are processor time of the server while all streams run, so that they mean something on a busy machine
-too. First with one event a token, then merged, as the server does it above 64 streams. `--profile` shows the loop's functions instead.
+too. First with one event a token, then merged, as the server does it above 64 streams. The fake model's work counts as the server's.
 """
 
 import argparse
 import asyncio
-import cProfile
-import pstats
 import socket
 import sys
 import time
@@ -31,7 +29,8 @@ from inference_server.engine import outbox
 from inference_server.server import create_app
 
 # The fake model hashes what a token attends to. That is no part of the path, so it attends to little.
-GROUPS = (LayerGroup((0,), 1, 1, 2, window=16),)
+GROUPS = (LayerGroup((0,), 1, 1, 2, window=1),)
+LOOK_EVERY_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class Figures:
     processor_rate: float
 
 
-async def serve(listener: socket.socket, control: Connection, streams: int, step_s: float, profile: cProfile.Profile | None) -> None:
+async def serve(listener: socket.socket, control: Connection, streams: int, step_s: float) -> None:
     """Until the other side of `control` says so; any other message is answered by a reading."""
     settings = Settings(
         _env_file=None,
@@ -75,25 +74,19 @@ async def serve(listener: socket.socket, control: Connection, streams: int, step
             server.should_exit = True
             return
         control.send(Reading(time.perf_counter(), time.thread_time(), time.process_time(), engine.snapshot.step_id))
-        if profile is not None:
-            profile.enable()
 
     asyncio.get_running_loop().add_reader(control.fileno(), on_message)
     await server.serve([listener])
 
 
-def run_server(listener: socket.socket, control: Connection, streams: int, step_s: float, merged: bool, profiled: bool) -> None:
+def run_server(listener: socket.socket, control: Connection, streams: int, step_s: float, merged: bool) -> None:
     if not merged:
         outbox.MERGE_ABOVE = sys.maxsize
-    profile = cProfile.Profile(time.thread_time) if profiled else None
     with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
-        runner.run(serve(listener, control, streams, step_s, profile))
-    if profile is not None:
-        profile.disable()
-        pstats.Stats(profile).sort_stats("tottime").print_stats(45)
+        runner.run(serve(listener, control, streams, step_s))
 
 
-def measure(streams: int, tokens: int, step_s: float, merged: bool, profiled: bool) -> Figures:
+def measure(streams: int, tokens: int, step_s: float, merged: bool) -> Figures:
     context = get_context("spawn")
     here, there = context.Pipe()
     readings: list[Reading] = []
@@ -106,14 +99,14 @@ def measure(streams: int, tokens: int, step_s: float, merged: bool, profiled: bo
 
     with socket.create_server(("127.0.0.1", 0), backlog=streams) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        child = context.Process(target=run_server, args=(listener, there, streams, step_s, merged, profiled))
+        child = context.Process(target=run_server, args=(listener, there, streams, step_s, merged))
         child.start()
         try:
             requests = [completion(url, f"A fake model reads prompt {i}", tokens) for i in range(streams)]
             while httpx.get(f"{url}/ready", timeout=120, trust_env=False).status_code != 200:
                 time.sleep(0.05)
             stream_all(url, requests[:1])
-            stream_all(url, requests, mark, mark)
+            stream_all(url, requests, mark, mark, LOOK_EVERY_S)
         finally:
             here.send(None)
             child.join()
@@ -131,11 +124,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=512, help="of each stream")
-    parser.add_argument("--step-ms", type=float, default=20.0, help="of the unmerged run: long enough that the loop sends every token alone")
-    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--step-ms", type=float, default=20.0, help="of a step of the first run: long enough to send each token alone")
     args = parser.parse_args()
     for merged in (False, True):
-        figures = measure(args.streams, args.tokens, 0.0 if merged else args.step_ms / 1e3, merged, args.profile)
+        figures = measure(args.streams, args.tokens, 0.0 if merged else args.step_ms / 1e3, merged)
         print(f"{args.streams} streams, {'merged' if merged else 'one event a token'}:", end=" ")
         print(f"{figures.us_per_event:.1f} µs of the event loop an event of {figures.tokens_per_event:.1f} tokens,", end=" ")
         print(f"{figures.rate:,.0f} tokens/s by the clock, {figures.processor_rate:,.0f} by the server's processor time", flush=True)

@@ -31,7 +31,7 @@ class IncrementalDetokenizer:
     def push(self, token_ids: Sequence[int]) -> str:
         """The characters completed by these tokens; empty while a character is still open."""
         tokenizer = self._tokenizer
-        data = b"".join(tokenizer.token_bytes(i) for i in token_ids if not self._skips(i))
+        data = b"".join([tokenizer.token_bytes(i) for i in token_ids if not self._skips(i)])
         return self._strip(self._decoder.decode(data))
 
     def flush(self) -> str:
