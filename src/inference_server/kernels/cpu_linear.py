@@ -1,4 +1,4 @@
-"""Linear layers with bfloat16 weights on CPUs, on any vector unit from AVX2 on.
+"""Linear layers with bfloat16 weights on CPUs, on any vector unit from AVX2 on; with a matrix unit beside it see `cpu_tile_linear`.
 
 torch's bfloat16 matmul widens the weights again for every row on plain AVX2, so eight rows cost eight times one, and with AVX512-BF16
 or AMX it still stops at half the memory bandwidth for a few rows. Here each weight is stored once, as panels, and multiplied by one small

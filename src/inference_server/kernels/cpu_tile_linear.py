@@ -24,7 +24,7 @@ from inference_server.kernels.cpu_tiles import (
 )
 from inference_server.kernels.cpu_vectors import Words
 
-PREFETCH_BYTES = 4096  # how far ahead of its use a weight is requested
+PREFETCH_BYTES = 2048  # how far ahead of its use a weight is requested
 
 
 class TileLinear:
