@@ -2,7 +2,7 @@
 
 Runs the engine in this process, without HTTP, on the model that MODEL_NAME names (default: embedded). Two engines share the loaded
 model and take turns, so a machine that is busy with other things slows both; the share is the median over pairs of rounds. Beside it stands
-what the threads that write take of the processor, which a busy machine disturbs far less; on the engine's thread all three are an append each.
+what the threads that write take of the processor, which a busy machine disturbs far less; the engine's thread only appends to queues.
 The collector of the spans is a process of its own. Short answers make it hard: every request's end is a row, a line and four spans.
 """
 
@@ -81,7 +81,7 @@ def writing_s(sinks: Sinks) -> float:
 
 
 def compare(model: LoadedModel, requests: int, tokens: int, rounds: int) -> tuple[list[Sequence[float]], float]:
-    """For each pair of rounds, (clock, processor) with all three over that without; and the share of the processor that the writers take."""
+    """For each pair of rounds, (clock, processor) with all three over that without; and the writers' share of the processor."""
     shares: list[Sequence[float]] = []
     processor_s = 0.0
     with tempfile.TemporaryDirectory() as folder, collector() as endpoint:
