@@ -13,7 +13,7 @@ from checks import problems
 from wire import Answer, CutOffError, connected, request
 
 CHAT, TEXT, NATIVE, RESPONSES = "/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses"
-PATIENCE_S = 60.0
+PATIENCE_S = 60.0  # above every deadline of the server
 CLIENT_IDS = ("same-id", "other-id", "x" * 200, "../../etc")
 
 
@@ -144,7 +144,7 @@ async def glutton(target: Target, rng: random.Random) -> None:
     if kind == "prompt":
         await target.ask(NATIVE, {"text": "word " * rng.choice([50_000, 200_000])})
     elif kind == "messages":
-        await target.ask(CHAT, {"messages": [{"role": "user", "content": "a"}] * rng.choice([2048, 60_000])})
+        await target.ask(CHAT, {"messages": [{"role": "user", "content": "a"}] * rng.choice([2049, 60_000])})
     else:
         data = b"x" * 5_000_000 if kind == "body" else b"GET / HTTP/1.1\r\nX: " + b"x" * 400_000
         async with connected(target.address) as wire:
