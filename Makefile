@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ARGS ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 BENCH_ARGS ?=
+SHARED := -n $(WORKERS) --dist loadfile
 
 .PHONY: run test heavy browser monitoring check fmt bench install clean
 
@@ -13,10 +15,10 @@ run: $(INSTALLED)
 	$(BIN)/python -m inference_server $(ARGS)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q $(SHARED) $(PYTEST_ARGS)
 
 heavy: $(INSTALLED)
-	$(BIN)/python -m pytest -q -m heavy --timeout=900 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -m heavy --timeout=900 $(SHARED) $(PYTEST_ARGS)
 
 browser: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m browser -rs $(PYTEST_ARGS)

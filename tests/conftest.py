@@ -6,6 +6,7 @@ machine: one thread, in the servers that tests start too. An explicit OMP_NUM_TH
 Without a GPU, Triton kernels run in Triton's interpreter; it is chosen when a kernel is defined, so before any is imported.
 """
 
+import gc
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -14,3 +15,12 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+pytest_plugins = ["turns"]
+
+gc.disable()  # until all is imported: what imports make is no garbage, and walking it over and over is a quarter of their time
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
