@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 def serving(folder: Path, startup_s: float = 300, **settings: str) -> Iterator[tuple[str, Path]]:
     """The address of a ready server with these settings, which works in `folder`, and the file of its log."""
     log = folder / "log"
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "MODEL_CACHE_DIR": str(folder), "PORT": "0", **settings}
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PORT": "0", **settings}
     with log.open("wb") as file:
         child = subprocess.Popen(
             [sys.executable, "-m", "inference_server"], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=file
