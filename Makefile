@@ -7,10 +7,12 @@ INSTALLED := $(VENV)/.installed
 CLIENTS ?= .venv-clients
 ARGS ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 BENCH_ARGS ?=
 CHAOS_SECONDS ?= 300
 REPLICAS ?= 3
 FLEET_INSTALLED := $(VENV)/.installed-fleet
+SHARED := -n $(WORKERS) --dist loadfile
 
 .PHONY: run test heavy chaos clients browser monitoring fleet fleet-test check fmt bench install clean
 
@@ -18,13 +20,13 @@ run: $(INSTALLED)
 	$(BIN)/python -m inference_server $(ARGS)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q $(SHARED) $(PYTEST_ARGS)
 
 chaos: $(INSTALLED)
 	$(BIN)/python -m pytest -q -s -m "heavy or not heavy" --timeout=1500 --chaos-seconds=$(CHAOS_SECONDS) tests/chaos $(PYTEST_ARGS)
 
 heavy: $(INSTALLED)
-	$(BIN)/python -m pytest -q -m heavy --timeout=900 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -m heavy --timeout=900 $(SHARED) $(PYTEST_ARGS)
 
 clients: $(CLIENTS)/.installed
 	$(CLIENTS)/bin/python -m pytest -q -m clients -rs -W ignore --timeout=600 $(PYTEST_ARGS)

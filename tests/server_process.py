@@ -42,8 +42,8 @@ def wait_ready(child: subprocess.Popen[bytes], address: str, limit_s: float = 30
 
 @contextmanager
 def serving(folder: Path, startup_s: float = 300, **settings: str) -> Iterator[tuple[str, Path]]:
-    """The address of a ready server with a cache folder of its own, and the file of its log."""
-    with started(folder, MODEL_CACHE_DIR=str(folder), **settings) as (child, address):
+    """The address of a ready server with these settings, and the file of its log."""
+    with started(folder, **settings) as (child, address):
         wait_ready(child, address, startup_s)
         yield address, folder / "log"
         child.terminate()

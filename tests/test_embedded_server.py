@@ -103,6 +103,7 @@ def test_streams_say_what_whole_answers_say(url: str) -> None:
             assert stream.counts in (answer.counts, None)
 
 
+@pytest.mark.alone
 def test_health_answers_within_50_ms_while_32_requests_run(url: str) -> None:
     async def scenario() -> list[float]:
         limits = httpx.Limits(max_connections=64)
@@ -144,6 +145,7 @@ def test_a_repeated_prompt_says_what_the_cache_was_worth(url: str) -> None:
     assert usage.prompt_tokens_details.cached_tokens == (usage.prompt_tokens - 1) // 16 * 16 == hits() - before
 
 
+@pytest.mark.alone
 def test_50_clients_that_vanish_leave_nothing_within_2_s(url: str) -> None:
     async def start_and_leave(client: httpx.AsyncClient, index: int) -> None:
         body = {"text": f"Count from {index}.", "max_tokens": 200, "ignore_eos": True, "stream": True}
@@ -167,6 +169,7 @@ def test_50_clients_that_vanish_leave_nothing_within_2_s(url: str) -> None:
     assert asyncio.run(scenario()) < 2
 
 
+@pytest.mark.alone
 def test_a_long_prompt_holds_up_the_next_request_by_one_chunk_at_most(url: str) -> None:
     async def scenario() -> tuple[float, float]:
         async with httpx.AsyncClient(base_url=url, timeout=300, trust_env=False) as client:

@@ -4,15 +4,17 @@ Each test runs a real process, once as plain uvicorn and once as the command lin
 """
 
 import os
+import re
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
@@ -22,34 +24,49 @@ SLOW = {"text": "abcdefghij", "ignore_eos": True, "max_tokens": 60, "stream": Tr
 ENDLESS = SLOW | {"max_tokens": 2000}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server process, the file of all that it writes, and a client of it."""
+
+    child: subprocess.Popen[bytes]
+    log: Path
+    client: httpx.Client
+
+    def ended(self, limit_s: float = 20) -> str:
+        """What it wrote until it ended."""
+        self.child.wait(limit_s)
+        return self.log.read_text()
 
 
 @contextmanager
-def process(kind: str, **settings: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    port = free_port()
-    command = {
-        "uvicorn": ["-m", "uvicorn", "serve_echo:app", "--port", str(port)],
-        "command line": ["serve_echo.py"],
-    }[kind]
-    environment = {**os.environ, "PYTHONPATH": f"{HERE.parent / 'src'}:{HERE}", "PORT": str(port), **settings}
-    child = subprocess.Popen(
-        [sys.executable, *command], cwd=HERE, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client:
-            yield child, client
-    finally:
-        child.kill()
-        sys.stdout.write(child.communicate()[0] or "")  # pytest shows it when the test fails
+def process(kind: str, **settings: str) -> Iterator[Served]:
+    """On a port that the system chose for it; one that was free a moment ago may be another's by now."""
+    command = {"uvicorn": ["-m", "uvicorn", "serve_echo:app", "--port", "0"], "command line": ["serve_echo.py"]}[kind]
+    environment = {**os.environ, "PYTHONPATH": f"{HERE.parent / 'src'}:{HERE}", "PORT": "0", **settings}
+    with TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as file:
+            child = subprocess.Popen([sys.executable, *command], cwd=HERE, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            with httpx.Client(base_url=address(child, log), timeout=20, trust_env=False) as client:
+                yield Served(child, log, client)
+        finally:
+            child.kill()
+            child.wait()
+            sys.stdout.write(log.read_text())  # pytest shows it when the test fails
+
+
+def address(child: subprocess.Popen[bytes], log: Path) -> str:
+    end = time.monotonic() + 60
+    while not (said := re.search(r"http://[a-z0-9.]+:[0-9]+\b", log.read_text())):
+        assert child.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return said[0]
 
 
 def wait_for_status(client: httpx.Client, path: str, status: int) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while True:
         try:
             if client.get(path).status_code == status:
@@ -63,13 +80,13 @@ def wait_for_status(client: httpx.Client, path: str, status: int) -> None:
 @pytest.mark.parametrize("kind", ["uvicorn", "command line"])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_drains(kind: str, signum: signal.Signals) -> None:
-    with process(kind) as (child, client):
-        wait_for_status(client, "/ready", 200)
-        with client.stream("POST", "/generate", json=SLOW) as answer:
+    with process(kind) as served:
+        wait_for_status(served.client, "/ready", 200)
+        with served.client.stream("POST", "/generate", json=SLOW) as answer:
             blocks = answer.iter_raw()
             raw = next(blocks)
-            child.send_signal(signum)
-            with httpx.Client(base_url=client.base_url, timeout=20, trust_env=False) as other:
+            served.child.send_signal(signum)
+            with httpx.Client(base_url=served.client.base_url, timeout=20, trust_env=False) as other:
                 wait_for_status(other, "/ready", 503)
                 assert other.get("/health").json()["status"] == "draining"
                 refused = other.post("/generate", json=SLOW)
@@ -78,26 +95,26 @@ def test_the_first_signal_drains(kind: str, signum: signal.Signals) -> None:
             raw += b"".join(blocks)
         assert b'"finish_reason":"length"' in raw
         assert raw.endswith(b"data: [DONE]\n\n")
-        output, _ = child.communicate(timeout=20)
+        output = served.ended()
         assert "draining; open requests: 1" in output
         assert "Traceback" not in output
         # uvicorn's own command ends by the SIGTERM that it was sent.
-        assert child.returncode == (-signum if (kind, signum) == ("uvicorn", signal.SIGTERM) else 0)
+        assert served.child.returncode == (-signum if (kind, signum) == ("uvicorn", signal.SIGTERM) else 0)
 
 
 @pytest.mark.parametrize("kind", ["uvicorn", "command line"])
 def test_the_second_signal_exits_at_once(kind: str) -> None:
-    with process(kind) as (child, client):
-        wait_for_status(client, "/ready", 200)
-        with client.stream("POST", "/generate", json=ENDLESS) as answer:
+    with process(kind) as served:
+        wait_for_status(served.client, "/ready", 200)
+        with served.client.stream("POST", "/generate", json=ENDLESS) as answer:
             blocks = answer.iter_raw()  # held: its end would close the connection
             next(blocks)
-            child.send_signal(signal.SIGTERM)
-            with httpx.Client(base_url=client.base_url, timeout=20, trust_env=False) as other:
+            served.child.send_signal(signal.SIGTERM)
+            with httpx.Client(base_url=served.client.base_url, timeout=20, trust_env=False) as other:
                 wait_for_status(other, "/ready", 503)
             start = time.monotonic()
-            child.send_signal(signal.SIGINT)
-            assert child.wait(5) == 128 + signal.SIGINT
+            served.child.send_signal(signal.SIGINT)
+            assert served.child.wait(5) == 128 + signal.SIGINT
             assert time.monotonic() - start < 2
 
 
@@ -105,33 +122,33 @@ def test_the_second_signal_exits_at_once(kind: str) -> None:
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_process_whose_model_loads(kind: str, signum: signal.Signals) -> None:
     """Without finalising the interpreter under the loading thread, whose native code would abort the process."""
-    with process(kind, SERVED_MODEL_NAME="slow") as (child, client):
-        wait_for_status(client, "/health", 200)
-        child.send_signal(signum)
-        output, _ = child.communicate(timeout=5)
-        assert child.returncode == 128 + signum
+    with process(kind, SERVED_MODEL_NAME="slow") as served:
+        wait_for_status(served.client, "/health", 200)
+        served.child.send_signal(signum)
+        output = served.ended(limit_s=5)
+        assert served.child.returncode == 128 + signum
         assert output.count("left behind") == 1
         assert "Traceback" not in output
 
 
 def test_what_outlives_the_drain_is_ended() -> None:
-    with process("command line", DRAIN_TIMEOUT_S="0.3") as (child, client):
-        wait_for_status(client, "/ready", 200)
-        with client.stream("POST", "/generate", json=ENDLESS) as answer:
+    with process("command line", DRAIN_TIMEOUT_S="0.3") as served:
+        wait_for_status(served.client, "/ready", 200)
+        with served.client.stream("POST", "/generate", json=ENDLESS) as answer:
             blocks = answer.iter_raw()
             raw = next(blocks)
-            child.send_signal(signal.SIGTERM)
+            served.child.send_signal(signal.SIGTERM)
             raw += b"".join(blocks)
         assert b'"code": "aborted"' in raw
         assert raw.endswith(b"data: [DONE]\n\n")
-        child.wait(10)
+        served.child.wait(10)
 
 
 @pytest.mark.parametrize("kind", ["uvicorn", "command line"])
 def test_a_model_that_cannot_be_loaded_ends_the_process(kind: str) -> None:
-    with process(kind, SERVED_MODEL_NAME="broken") as (child, _):
-        output, _ = child.communicate(timeout=20)
-        assert child.returncode == 1
+    with process(kind, SERVED_MODEL_NAME="broken") as served:
+        output = served.ended()
+        assert served.child.returncode == 1
         assert output.count("the model is broken in one line") == 1
         assert "Traceback" not in output
 
@@ -140,13 +157,13 @@ def test_a_model_that_cannot_be_loaded_ends_the_process(kind: str) -> None:
     ("model", "said", "where"), [("hanging", "makes no progress", "in collect"), ("dying", "the engine has failed", "in die")]
 )
 def test_an_engine_past_help_ends_its_streams_and_the_process(model: str, said: str, where: str) -> None:
-    with process("command line", SERVED_MODEL_NAME=model, STALL_AFTER_S="0.1") as (child, client):
-        wait_for_status(client, "/ready", 200)
-        raw = client.post("/generate", json={"text": "a", "stream": True}).content
+    with process("command line", SERVED_MODEL_NAME=model, STALL_AFTER_S="0.1") as served:
+        wait_for_status(served.client, "/ready", 200)
+        raw = served.client.post("/generate", json={"text": "a", "stream": True}).content
         assert b'"code": "engine_dead"' in raw
         assert said.encode() in raw
-        output, _ = child.communicate(timeout=20)
-        assert child.returncode == 1
+        output = served.ended()
+        assert served.child.returncode == 1
         assert where in output
         assert "exiting" in output
 
@@ -161,24 +178,24 @@ def telemetry_of(folder: Path, query: str) -> list[tuple[object, ...]]:
 
 
 def test_telemetry_is_whole_after_a_signal(tmp_path: Path) -> None:
-    with process("uvicorn", TELEMETRY_DIR=str(tmp_path), DRAIN_TIMEOUT_S="0.1") as (child, client):
-        wait_for_status(client, "/ready", 200)
-        with client.stream("POST", "/generate", json=ENDLESS, headers={"X-Trace-Id": "the-trace"}) as answer:
+    with process("uvicorn", TELEMETRY_DIR=str(tmp_path), DRAIN_TIMEOUT_S="0.1") as served:
+        wait_for_status(served.client, "/ready", 200)
+        with served.client.stream("POST", "/generate", json=ENDLESS, headers={"X-Trace-Id": "the-trace"}) as answer:
             blocks = answer.iter_raw()
             next(blocks)
-            child.send_signal(signal.SIGTERM)
+            served.child.send_signal(signal.SIGTERM)
             b"".join(blocks)
-        child.wait(10)
+        served.child.wait(10)
     assert telemetry_of(tmp_path, "SELECT trace_id, finish_reason, error_code FROM requests") == [("the-trace", "abort", "aborted")]
     assert len(telemetry_of(tmp_path, "SELECT * FROM meta WHERE key = 'ended_at'")) == 1
 
 
 def test_the_address_is_printed() -> None:
-    with process("command line") as (child, client):
-        wait_for_status(client, "/ready", 200)
-        child.send_signal(signal.SIGTERM)
-        output, _ = child.communicate(timeout=20)
-        assert f"inference-server: http://localhost:{client.base_url.port}/" in output
+    with process("command line") as served:
+        wait_for_status(served.client, "/ready", 200)
+        served.child.send_signal(signal.SIGTERM)
+        output = served.ended()
+        assert f"inference-server: http://localhost:{served.client.base_url.port}/" in output
 
 
 def test_importing_the_server_builds_nothing() -> None:
@@ -193,7 +210,7 @@ def test_importing_the_server_builds_nothing() -> None:
 def test_bad_settings_are_one_line(name: str, value: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), name: value}
     for command in (["-m", "uvicorn", "inference_server.server:app"], ["-m", "inference_server"]):
-        failed = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, cwd=HERE, timeout=20)
+        failed = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, cwd=HERE, timeout=60)
         assert failed.returncode == 2
         assert failed.stderr.count("\n") == 1
         assert name in failed.stderr

@@ -93,6 +93,7 @@ def test_a_draining_server_finishes_what_it_has() -> None:
         assert "".join(event["text"] for event in parse_sse(raw)) == "x" * 50
 
 
+@pytest.mark.alone
 def test_health_answers_quickly_while_32_requests_run() -> None:
     async def probe(url: str) -> list[float]:
         async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client:

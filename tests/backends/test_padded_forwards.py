@@ -87,8 +87,9 @@ def test_what_is_captured_is_what_steps_ask_for(
             captured.extend(launches)
 
     monkeypatch.setattr(model_runner, "CudaGraphPool", Captures)
+    monkeypatch.setattr(model_runner, "_FEW_SAMPLED", FEW)
     tiny(name, tmp_path)
-    driver, _ = padded(tmp_path, monkeypatch)
-    monkeypatch.setattr(driver.backend._runner._choice, "launches", lambda hidden, sizes: {})
-    driver.backend._runner.capture(SIZES)
+    runner = PagedDriver(tmp_path, max_batch_size=6).backend._runner
+    monkeypatch.setattr(runner._choice, "launches", lambda hidden, sizes: {})
+    runner.capture(SIZES)
     assert captured == [mixed(n, count) for n in (20, 8) for count in sampled] + [StepShape(n, n, only_singles=True) for n in (3, 1)]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_server import Ended, forked_server
 from safetensors.torch import load_file, save_file
 from tiny_gguf import write_tiny_gemma
 
@@ -154,23 +155,27 @@ def test_a_damaged_model_is_one_line(folder: Path, kind: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def serve(name: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def server_environment(name: str, cache: Path) -> dict[str, str]:
+    return {"PYTHONPATH": str(ROOT / "src"), "MODEL_NAME": name, "MODEL_CACHE_DIR": str(cache), "PORT": "0", "LOG_LEVEL": "warning"}
+
+
+def serve(name: str, cache: Path, **environment: str) -> Ended:
     """Run the server until it gives up."""
-    variables = {"PYTHONPATH": str(ROOT / "src"), "MODEL_NAME": name, "MODEL_CACHE_DIR": str(cache), "PORT": "0", "LOG_LEVEL": "warning"}
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "inference_server"],
-        env={**os.environ, **variables, **environment},
+        env={**os.environ, **server_environment(name, cache), **environment},
         cwd=cache.parent,
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
+    return Ended(done.returncode, done.stderr)
 
 
-def assert_one_line(done: subprocess.CompletedProcess[str], message: str) -> None:
-    assert done.returncode == 1, done.stderr
-    (line,) = done.stderr.splitlines()
+def assert_one_line(ended: Ended, message: str) -> None:
+    assert ended.status == 1, ended.errors
+    (line,) = ended.errors.splitlines()
     assert message in line
 
 
@@ -186,7 +191,8 @@ def test_the_process_says_the_same_line(folder: Path, kind: str) -> None:
     name = damage(folder) or str(folder)
     with pytest.raises(ModelLoadError) as caught:
         load_model(settings(folder, name))
-    assert_one_line(serve(name, folder.parent / "cache", DTYPE="float32", DEVICE="cpu"), str(caught.value))
+    environment = server_environment(name, folder.parent / "cache") | {"DTYPE": "float32", "DEVICE": "cpu"}
+    assert_one_line(forked_server(folder.parent, environment), str(caught.value))
 
 
 class Gate(BaseHTTPRequestHandler):

@@ -35,7 +35,7 @@ def tiny_model() -> Gemma3ForCausalLM:
 def straight_run(model: Gemma3ForCausalLM, prompt: list[int], params: SamplingParams) -> list[int]:
     output: list[int] = []
     while len(output) < params.max_tokens:
-        logits = model(torch.tensor([prompt + output])).logits[0, -1]
+        logits = model(torch.tensor([prompt + output])).logits[0, -1].tolist()
         for token in range(VOCAB):
             seen = output.count(token)
             if token in params.stop_token_ids and len(output) < params.min_tokens:
@@ -44,7 +44,7 @@ def straight_run(model: Gemma3ForCausalLM, prompt: list[int], params: SamplingPa
             if seen or token in prompt:
                 logits[token] *= params.repetition_penalty if logits[token] <= 0 else 1 / params.repetition_penalty
             logits[token] -= params.frequency_penalty * seen + params.presence_penalty * min(seen, 1)
-        output += Sampler()(logits.unsqueeze(0), [params], [len(prompt) + len(output)]).tolist()
+        output += Sampler()(torch.tensor([logits]), [params], [len(prompt) + len(output)]).tolist()
         if output[-1] in params.stop_token_ids:
             break
     return output

@@ -52,6 +52,7 @@ def prompt(engine: Engine) -> list[int]:
     return engine.model.tokenizer.encode(FILLER * 60)[:NUM_PROMPT_TOKENS]
 
 
+@pytest.mark.alone
 def test_a_second_identical_prompt_starts_ten_times_sooner(engine: Engine, prompt: list[int]) -> None:
     complete(engine, prompt[:20][::-1])  # the first forwards warm the threads up
     first, second = complete(engine, prompt), complete(engine, prompt)

@@ -105,6 +105,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, vllm_python: str, *argume
     return json.loads(out.with_suffix(".json").read_text())
 
 
+@pytest.mark.alone
 def test_batches_through_both_engines(vllm_python: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     rows = run(monkeypatch, folder, vllm_python, "--levels", "engine", "--batches", "1x4x6", "3x4x6")

@@ -146,6 +146,7 @@ def test_refusals_are_counted_apart() -> None:
     assert {r.status for r in run.records if r.error} == {429}
 
 
+@pytest.mark.alone
 def test_the_server_s_own_histograms_agree() -> None:
     """Medians fall into the same bucket or its neighbour: what the client sees is later by what lies between."""
     with serving(step_time_s=0.06) as server:

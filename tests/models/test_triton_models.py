@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from forward_driver import DictSource, logits_of
-from tiny_models import TINY
+from tiny_models import MOE_GEMMA4, QWEN3_MOE, SMALL_GEMMA4, TINY, gemma4, qwen3_moe
 from transformers import PreTrainedModel
 
 pytest.importorskip("triton", reason="triton is not installed: its kernels exist on Linux only")
@@ -18,6 +18,12 @@ from inference_server.models.registry import Model, find_family
 from inference_server.models.weights import Weights
 
 CONFIG = LaunchConfig(rows=64, block_k=32, num_warps=4, num_stages=2)
+SHORT = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}  # the interpreter takes a second a layer
+SHORT_MODELS = {
+    "gemma4-e2b": lambda: gemma4(**SMALL_GEMMA4 | SHORT | {"num_kv_shared_layers": 2}),
+    "gemma4-26b-a4b": lambda: gemma4(**MOE_GEMMA4 | SHORT),
+    "qwen3-moe": lambda: qwen3_moe(**QWEN3_MOE),
+}
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
@@ -34,7 +40,7 @@ def load(hf: PreTrainedModel, device: torch.device, dtype: torch.dtype, ops: Ops
 def test_the_reference_gives_the_same(name: str, tuned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tuned for every shape, each product runs on our kernels, with what surrounds it; else several rows go to the library."""
     monkeypatch.setattr(linear, "tuning", lambda *arguments: CONFIG if tuned else tuning(*arguments))
-    hf = TINY[name]()
+    hf = SHORT_MODELS[name]()
     fused, plain = load(hf, CPU, torch.float32, TritonOps(torch.float32)), load(hf, CPU, torch.float32, reference)
     for count in (1, 3) if tuned else (3,):
         ids = torch.arange(7, 7 + count)

@@ -91,6 +91,7 @@ def test_meta_says_what_the_run_was_and_whether_it_ended(tmp_path: Path) -> None
     assert meta(telemetry)["ended_at"] >= open_meta["started_at"]
 
 
+@pytest.mark.alone
 def test_rows_are_there_for_readers_within_a_second_while_the_run_goes_on(tmp_path: Path) -> None:
     telemetry = Telemetry(tmp_path, "model", time.monotonic)
     telemetry.on_request(RECORD)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_server.core.outputs import CallState, OutputDelta, ToolCallDelta
@@ -187,6 +187,7 @@ def test_the_tokens_of_thoughts_are_counted_with_their_markers(tokens: list[str]
     assert parser.num_thought_pushes == count
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from([GEMMA, QWEN]),
     st.lists(st.sampled_from(PIECES), max_size=12).map("".join),
@@ -204,6 +205,7 @@ def test_any_split_gives_the_same_parse(dialect: Dialect, text: str, cuts: list[
         assert isinstance(json.loads(arguments), dict)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet='<>|{}":,abct_lo/hink\n ', max_size=200), st.sampled_from([GEMMA, QWEN]))
 def test_nothing_is_lost_where_there_is_no_markup(text: str, dialect: Dialect) -> None:
     visible, thought, calls = parsed(dialect, list(text))

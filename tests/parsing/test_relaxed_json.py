@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_server.parsing.relaxed_json import Malformed, RelaxedJson
@@ -44,12 +44,14 @@ def gemma(value: Any) -> str:
             return json.dumps(value)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(TEXT, VALUES, max_size=4), st.booleans(), st.sampled_from([None, 1]))
 def test_json_stays_what_it_is(value: dict[str, Any], ascii_only: bool, indent: int | None) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
     assert json.loads(converted(text + "<")) == value
 
 
+@settings(deadline=None)
 @given(st.dictionaries(TEXT, VALUES, max_size=4))
 def test_gemma_becomes_json(value: dict[str, Any]) -> None:
     assert json.loads(converted(gemma(value) + "<", GEMMA_QUOTE)) == value

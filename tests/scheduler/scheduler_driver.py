@@ -172,8 +172,12 @@ class Driver:
     def check_output(self, request: ScheduledRequest) -> None:
         """The output is that of a straight run, and as long as its end says."""
         output = request.output_token_ids
-        assert output == self.backend.expected_tokens(request.token_ids[: request.num_prompt_tokens], len(output)), "a wrong token"
+        assert output == self.straight_run(request), "a wrong token"
         limit = min(request.sampling.max_tokens, self.stop_after[request.request_id])
         assert len(output) <= limit
         if request.finish_reason is not FinishReason.ABORT:
             assert len(output) == limit
+
+    def straight_run(self, request: ScheduledRequest) -> list[int]:
+        """What a model without blocks generates after the request's prompt, as many tokens as the request has got."""
+        return self.backend.expected_tokens(request.token_ids[: request.num_prompt_tokens], request.num_output_tokens)

@@ -1,7 +1,7 @@
 """The queue's order under arrivals, priorities, preemption and removal; the counters of fairness keys."""
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import given, settings
 
 from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
@@ -192,6 +192,7 @@ def test_a_new_client_has_nothing_ahead_and_a_flood_has_its_own_queue_by_the_num
     assert [fcfs.tokens_ahead(of_key("C", "new", priority=priority)) for priority in (-1, 0, 1)] == [0, 100, 130]
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_any_history_keeps_the_queue_whole_and_serves_a_least_counter(data: st.DataObject) -> None:
     policy, waiting, running = FairPolicy(max_idle=2), {}, {}

@@ -1,7 +1,7 @@
 """How a prompt budget is shared in each prefill mode."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_server.core.options import PrefillMode
@@ -12,6 +12,7 @@ CHUNKED_MODES = [PrefillMode.CHUNKED, PrefillMode.MIXED]
 
 
 @pytest.mark.parametrize("mode", CHUNKED_MODES)
+@settings(deadline=None)
 @given(remaining=REMAINING, budget=st.integers(0, 60), chunk=st.integers(1, 20))
 def test_chunks_stay_within_budget_and_use_it_up(mode: PrefillMode, remaining: list[int], budget: int, chunk: int) -> None:
     shares = shape_prefill(mode, remaining, budget, chunk)
@@ -21,6 +22,7 @@ def test_chunks_stay_within_budget_and_use_it_up(mode: PrefillMode, remaining: l
     assert not (remaining and budget) or shares[0] >= min(wanted[0], (budget + 1) // 2)
 
 
+@settings(deadline=None)
 @given(remaining=REMAINING, budget=st.integers(0, 60))
 def test_whole_prompts_only(remaining: list[int], budget: int) -> None:
     batched = shape_prefill(PrefillMode.BATCHED, remaining, budget, 1)

@@ -16,6 +16,7 @@ from inference_server.backends.paged_backend import PagedBackend
 from inference_server.backends.torch_backend import TorchBackend
 from inference_server.checkpoints.safetensors_reader import open_checkpoint
 from inference_server.core.options import ModelOptions, PrefillMode, SchedulerOptions
+from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.sampling.sampler import Sampler
 from inference_server.sampling.token_sampler import TokenSampler
@@ -30,8 +31,7 @@ class Straight:
     """What the driver needs beside the seam: poison for blocks, and the tokens of a straight run by transformers."""
 
     def follow(self, folder: Path) -> "Straight":
-        self._reference = reference(folder)
-        self._known: dict[tuple[int, ...], list[int]] = {}
+        self._reference, self._draw = reference(folder), Sampler()
         return self
 
     def poison(self, group: int, blocks: Iterable[int]) -> None:
@@ -41,13 +41,16 @@ class Straight:
             self._kv.value(layer)[blocks] = torch.nan
 
     @torch.inference_mode()
-    def expected_tokens(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        """Drawn as the driver's requests are, with the default parameters."""
-        known, sampler = self._known.setdefault(tuple(prompt), []), Sampler()
-        while len(known) < num_tokens:
-            logits = self._reference(torch.tensor([[*prompt, *known]])).logits[:, -1]
-            known += sampler(logits, [SamplingParams()], [len(prompt) + len(known)]).tolist()
-        return known[:num_tokens]
+    def drawn(self, token_ids: Sequence[int], num_prompt_tokens: int) -> list[int]:
+        """The token after the prompt and after each but the last that follows it, drawn as the driver's requests are.
+
+        These are the tokens that follow it only if a straight run generates them; a forward for each of them would say no more.
+        """
+        positions = range(num_prompt_tokens, len(token_ids))
+        if not positions:
+            return []
+        logits = self._reference(torch.tensor([token_ids[:-1]])).logits[0, num_prompt_tokens - 1 :]
+        return self._draw(logits, [SamplingParams()] * len(positions), positions).tolist()
 
 
 class StraightTorch(Straight, TorchBackend): ...
@@ -71,6 +74,9 @@ BACKENDS = pytest.mark.parametrize("create", [torch_backend, paged_backend], ids
 
 class RealDriver(Driver):
     """Here the groups do share their bytes, so a free block is poisoned only where its slab holds nothing of the other group."""
+
+    def straight_run(self, request: ScheduledRequest) -> list[int]:
+        return self.backend.drawn(request.token_ids, request.num_prompt_tokens)
 
     def check(self) -> None:
         self.scheduler.check_integrity(self.unfinished.values())

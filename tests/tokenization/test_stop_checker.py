@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_server.tokenization.stop_checker import StopChecker
@@ -23,6 +23,7 @@ def held_back(text: str, stops: list[str]) -> int:
     return max((n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n])), default=0)
 
 
+@settings(deadline=None)
 @given(letters, stop_lists, st.lists(st.integers(0, 4)), st.booleans())
 def test_equals_the_naive_search_for_every_chunking(text: str, stops: list[str], sizes: list[int], include_stop: bool) -> None:
     checker = StopChecker(stops, include_stop)

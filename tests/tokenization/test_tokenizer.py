@@ -86,6 +86,7 @@ def test_an_artificial_leading_space_is_dropped(decoder: decoders.Decoder, text:
     assert Tokenizer.from_folder(tmp_path).decode([0, 1]) == inner.decode([0, 1]) == text
 
 
+@pytest.mark.alone
 def test_a_long_text_does_not_hold_up_other_threads(fallback_folder: Path) -> None:
     tokenizer = Tokenizer.from_folder(fallback_folder)
     with ThreadPoolExecutor(1) as worker:

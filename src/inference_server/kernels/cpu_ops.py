@@ -5,7 +5,7 @@ same bits for any batch and thread count.
 """
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 
 import torch
@@ -29,8 +29,9 @@ from inference_server.kernels.step_rows import StepRows
 _NO_WINDOW = 1 << 62
 
 
+@cache
 def compile_cpu_ops() -> "CpuOps | None":
-    """Compiles the kernels for this machine (about half a second), or returns None where that cannot be done."""
+    """Compiles the kernels for this machine (about half a second), once a process, or returns None where that cannot be done."""
     if not can_compile():
         return None
     unit = vector_unit(cpu_features())
