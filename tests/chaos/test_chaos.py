@@ -20,7 +20,7 @@ from server_process import started, wait_ready
 from wire import connected, request
 
 SERVER = Path(__file__).parent / "serve_chaos.py"
-SECONDS = {"fake": 9.0, "embedded": 30.0}  # of storm, by default; beside it start, rest and end take some ten more
+SECONDS = {"fake": 8.0, "embedded": 30.0}  # of storm, by default; beside it start, rest and end take some ten more
 LIFE_S = 60.0  # after which a long test ends its server by a signal and starts another
 CLIENTS = {"fake": 24, "embedded": 10}
 FAULTS = {"fake": "0.0005", "embedded": "0.003"}
