@@ -49,6 +49,7 @@ def num_rows(path: Path) -> int:
     return len(ask(path, "SELECT request_id FROM requests"))
 
 
+@pytest.mark.alone
 def test_telemetry_of_a_killed_run_is_whole_but_for_its_last_second(tmp_path: Path) -> None:
     settings = {"MODEL_NAME": "fake", "CHAOS_FAULTS": "0", "CHAOS_SEED": "0", "TELEMETRY_DIR": str(tmp_path / "telemetry")}
     body = {"text": "hi", "max_tokens": 8}
