@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from wire import Answer
+from raw_http import Answer
 
 from inference_server.backends.fake_backend import FULL_AND_WINDOW, expected_tokens
 

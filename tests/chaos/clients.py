@@ -10,7 +10,7 @@ from typing import Any
 
 import bombs
 from checks import problems
-from wire import Answer, CutOffError, connected, request
+from raw_http import Answer, CutOffError, connected, request
 
 CHAT, TEXT, NATIVE, RESPONSES = "/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses"
 PATIENCE_S = 60.0  # above every deadline of the server

@@ -14,19 +14,20 @@ from dataclasses import replace
 from typing import Any
 
 import psutil
-from fake_model import load_fake
+from chaos_model import load_fake
 from fastapi import FastAPI
 from faulty_backend import FaultyBackend
 
 from inference_server import __main__, server
 from inference_server.config import Settings
+from inference_server.core.prefix_journal import PrefixJournal
 from inference_server.engine.loaded_model import LoadedModel
 
 load_real_model = server.load_model
 
 
-def load(settings: Settings) -> LoadedModel:
-    model = load_fake(settings) if settings.model_name == "fake" else load_real_model(settings)
+def load(settings: Settings, journal: PrefixJournal | None) -> LoadedModel:
+    model = load_fake(settings) if settings.model_name == "fake" else load_real_model(settings, journal)
     faults = FaultyBackend(model.backend, float(os.environ["CHAOS_FAULTS"]), random.Random(os.environ["CHAOS_SEED"]))
     return replace(model, backend=faults)
 
