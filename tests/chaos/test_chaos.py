@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from clients import PATIENCE_S, Target, storm
-from server_process import started, wait_ready
 from raw_http import connected, request
+from server_process import started, wait_ready
 
 SERVER = Path(__file__).parent / "serve_chaos.py"
 SECONDS = {"fake": 8.0, "embedded": 30.0}  # of storm, by default; beside it start, rest and end take some ten more
