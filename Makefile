@@ -1,4 +1,6 @@
-# run: the server on the embedded model · test: the fast suite · chaos: ten minutes of bad clients, five on each of two models · clients: other projects' clients of its API · browser: the dashboard in Chromium · monitoring: its queries on a Prometheus · check: every static gate · bench: tokens/s of the running server
+# run: the server on the embedded model · bench: tokens/s of the running server · install, fmt, clean
+# check: every static gate · test: the fast suite · heavy: the slow one · browser: the dashboard in Chromium · monitoring: the queries of monitoring/ on a Prometheus
+# chaos: ten minutes of bad clients, five on each of two models · clients: other projects' clients of its API
 # fleet: REPLICAS servers behind one address, on Ray Serve · fleet-test: what such a fleet has to show
 PYTHON ?= python3
 VENV ?= .venv

@@ -84,7 +84,7 @@ def test_a_kill_while_weights_are_converted_and_one_under_load_leave_a_whole_cac
         converted = files(tmp_path / "cache")
         assert not any(".partial" in name for name in converted)
         with busy(address, "/generate", body) as answered:
-            while len(answered) < 6:
+            while len(answered) < 6 or time.time() < answered[0] + 1.5:  # the last second may be lost
                 assert child.poll() is None
                 time.sleep(0.05)
             child.kill()

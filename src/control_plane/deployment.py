@@ -6,7 +6,7 @@ Placement, health, restarts, scaling and the HTTP proxy are Serve's; which repli
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -29,7 +29,7 @@ from inference_server.config import Settings
 SALT_BYTES = 32
 INLINE_BODY_BYTES = 16 * 1024  # a larger one is tokenised in a worker thread
 INGRESS_MAX_ONGOING = 10_000
-SHUTDOWN_S = 10.0
+SHUTDOWN_S = 25.0  # as docs/operations.md says: the step that runs, slow readers, what is written last
 
 # Routes of the fleet's own, each for those to whom a replica shows its route: keys are the replicas' business.
 SHOWN_TO: Mapping[str, str] = MappingProxyType({"/fleet/stats": "/scheduler/stats", "/fleet/metrics": "/metrics"})
@@ -43,8 +43,9 @@ class Replica:
         await self._server.start()
 
     async def handle(self, request: ForwardedRequest) -> AsyncGenerator[ResponseHead | bytes, None]:
-        async for item in self._server.call(request):
-            yield item
+        async with aclosing(self._server.call(request)) as items:
+            async for item in items:
+                yield item
 
     async def prompt_format(self) -> PromptFormat:
         return self._server.prompt_format()

@@ -31,7 +31,6 @@ class ReplicaView:
     sent_tokens: int = 0
     uncomputed_tokens: int = 0
     num_open: int = 0
-    routed_total: int = 0
     position: int = 0
     report: ReplicaReport = field(default_factory=ReplicaReport)
 
@@ -92,7 +91,6 @@ class FleetRouter:
             view.sent_tokens += key.num_tokens
             view.uncomputed_tokens += trip.uncomputed
             view.num_open += 1
-            view.routed_total += 1
             self.index.add(replica, key.names)
         return trip
 

@@ -67,7 +67,7 @@ class Forwarder:
         try:
             async with aclosing(pieces):
                 async for piece in pieces:
-                    said |= not piece.startswith(b":")
+                    said = said or any(line and not line.startswith(b":") for line in piece.splitlines())  # pieces that wait come joined
                     yield piece
             return
         except ReplicaLostError:

@@ -46,9 +46,11 @@ def test_a_stream_without_a_token_goes_on_elsewhere(first: Script) -> None:
     assert (forwarder.retries_total, forwarder.broken_total) == (1, 0)
 
 
-def test_a_stream_with_a_token_ends_in_one_error() -> None:
-    _, body, forwarder, asked = asyncio.run(ask((SSE, TOKEN, LOST), (SSE, TOKEN, END)))
+@pytest.mark.parametrize("ping", [b"", PING], ids=["alone", "joined with a ping"])
+def test_a_stream_with_a_token_ends_in_one_error(ping: bytes) -> None:
+    _, body, forwarder, asked = asyncio.run(ask((SSE, ping + TOKEN, LOST), (SSE, TOKEN, END)))
     assert asked == 1
+    body = body.removeprefix(ping)
     token, error, done, rest = body.decode().split("\n\n")
     assert (token, done, rest) == (TOKEN.decode().strip(), "data: [DONE]", "")
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == "replica_lost"

@@ -39,7 +39,14 @@ TYPES: Mapping[int, str] = MappingProxyType(
     }
 )
 CODES: Mapping[int, str] = MappingProxyType(
-    {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 409: "conflict", 413: "request_too_large"}
+    {
+        400: "invalid_value",
+        404: "not_found",
+        405: "method_not_allowed",
+        408: "request_timeout",
+        409: "conflict",
+        **dict.fromkeys((413, 414, 431), "request_too_large"),
+    }
 )
 
 

@@ -73,7 +73,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "this is not a valid HTTP/1.1 request")
+        self._refuse(400, "this is not a valid HTTP/1.1 request, or one of too many that wait")
 
     def _watch_head(self) -> None:
         """After a response uvicorn has its own timer, until the next byte comes."""

@@ -29,8 +29,7 @@ class RequestEnvelope:
     `state.arrival_time` is in seconds of the engine's clock. `state.client_id` is the client's own id (X-Request-Id, else X-Trace-Id)
     when it is well formed, else a fresh one. `state.traceparent` is a well-formed traceparent, and `state.trace_id` a well-formed
     X-Trace-Id, else the trace of that; each is empty where there is none. All are only ever echoed, written down and searched for, never
-    a key.
-    `state.response_headers`: what every answer gets, for others to add to.
+    a key. `state.response_headers`: what every answer gets, for others to add to.
     """
 
     def __init__(self, app: ASGIApp, context: ApiContext) -> None:
@@ -114,7 +113,7 @@ class HeaderLimit:
         await self._app(scope, receive, send)
 
     async def _refuse(self, status: int, what: str, scope: Scope, receive: Receive, send: Send) -> None:
-        body = error_body(status, f"the {what} larger than {self._max_bytes} bytes", code="request_too_large")
+        body = error_body(status, f"the {what} larger than {self._max_bytes} bytes")
         await json_error(status, body, {"Connection": "close"})(scope, receive, send)
 
 

@@ -14,12 +14,11 @@ class PrefixJournal:
     def __init__(self, hasher: ChunkHasher, window: int = 1024) -> None:
         """window: how many changes are kept."""
         self.hasher = hasher
-        self._window = window
         self._changes: deque[tuple[int, int]] = deque(maxlen=window)
         self._total = 0
 
     def added(self, name: int) -> None:
-        """A prefix can be started from now."""
+        """Sequences can start from it from now on."""
         self._append(name)
 
     def removed(self, name: int) -> None:

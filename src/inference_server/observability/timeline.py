@@ -36,6 +36,7 @@ class Timeline:
         max_queued: int = MAX_QUEUED,
     ) -> None:
         """clock: the engine's. A file ends with the first batch that takes it to `max_file_bytes`."""
+        self._wall_clock = wall_clock
         started = wall_clock()
         self._events = TimelineEvents(started - clock())
         self._run = {"event": "run", "ts": round(started * 1e6), "schema": SCHEMA_VERSION, "version": __version__, "model": model_name}
@@ -73,11 +74,13 @@ class Timeline:
                 lines.append(self._events.of_request(record))
         if self.num_dropped > self._num_reported:
             self._num_reported = self.num_dropped
-            lines.append(json.dumps({"event": "drops", "ts": round(time.time() * 1e6), "total": self._num_reported}))
+            lines.append(json.dumps({"event": "drops", "ts": round(self._wall_clock() * 1e6), "total": self._num_reported}))
         if self._file.tell() >= self._max_file_bytes:
             full, self._file = self._file, self._open_next()
             full.close()
-        self._file.write("\n".join([*lines, ""]).encode())
+        data = "\n".join([*lines, ""]).encode()
+        if self._file.write(data) != len(data):
+            raise OSError("the disk is full")
 
     def _open_next(self) -> FileIO:
         """Unbuffered: a batch is one write, and one that failed is not tried again behind our back."""

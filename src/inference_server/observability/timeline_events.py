@@ -35,7 +35,8 @@ class TimelineEvents:
             fields: dict[str, object] = {"event": decision.kind, "ts": self._us(decision.time), "step": decision.step_id}
             fields["request"] = decision.request_id
             if decision.slot != NO_SLOT:
-                self._slots[decision.request_id] = fields["slot"] = decision.slot
+                self._give_slot(decision.request_id, decision.slot)
+                fields["slot"] = decision.slot
             if decision.gate:
                 fields["gate"] = decision.gate
             yield json.dumps(fields)
@@ -44,6 +45,13 @@ class TimelineEvents:
         self._num_steps += 1
         while self._ended and self._ended[0][0] <= self._num_steps:
             self._slots.pop(self._ended.popleft()[1], None)
+
+    def _give_slot(self, request_id: str, slot: int) -> None:
+        """Whoever had it before has ended; where a full queue dropped the record of that, nothing else would take its slot away."""
+        known = {ended for _, ended in self._ended}
+        for former in [other for other, taken in self._slots.items() if taken == slot and other not in known]:
+            del self._slots[former]
+        self._slots[request_id] = slot
 
     def of_request(self, record: RequestRecord) -> str:
         times = (record.arrival_time, record.admitted_time, record.first_token_time)
