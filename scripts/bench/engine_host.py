@@ -31,7 +31,7 @@ def parts_of(engine: Engine) -> list[tuple[str, Any, str]]:
         (_WAIT, backend._returns, "wait"),
         ("detokenise, look for stops", processor, "process"),
         ("update", scheduler, "update"),
-        ("step record, sinks", pipeline, "_record"),
+        ("step record, sinks", pipeline, "record"),
         ("snapshot", inside, "_publish"),
         ("choose what to hand over", inside._outbox, "take"),
     ]

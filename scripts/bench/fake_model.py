@@ -3,6 +3,7 @@
 from inference_server.backends.fake_backend import FakeBackend
 from inference_server.config import Settings
 from inference_server.core.model_spec import GenerationDefaults
+from inference_server.core.prefix_journal import PrefixJournal
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.engine.model_loader import kv_layout
 from inference_server.kv_cache.factory import create_cache
@@ -10,12 +11,14 @@ from inference_server.scheduler.continuous_batching import ContinuousBatchSchedu
 from inference_server.tokenization.chat_template import ChatTemplate
 from inference_server.tokenization.tokenizer import ByteTokenizer
 
+CONTENTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
-def load_fake(settings: Settings, backend: FakeBackend) -> LoadedModel:
-    """A prompt is its bytes, a chat the contents of its messages in a row."""
-    spec, options = backend.load(), settings.cache_options()
+
+def load_fake(settings: Settings, backend: FakeBackend, journal: PrefixJournal | None = None, template: str = CONTENTS) -> LoadedModel:
+    """A prompt is its bytes, a chat what the template makes of it: the contents of its messages in a row. journal: of the cache."""
+    spec, options = backend.load(), settings.cache_options(journal)
     layout = kv_layout(options, spec)
     backend.allocate(layout)
     scheduler = ContinuousBatchScheduler(create_cache(layout, options), settings.scheduler_options())
-    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
-    return LoadedModel(backend, scheduler, ByteTokenizer(), template, spec, GenerationDefaults(temperature=0.0), spec.max_model_len, 0)
+    chats, defaults = ChatTemplate(template, {}), GenerationDefaults(temperature=0.0)
+    return LoadedModel(backend, scheduler, ByteTokenizer(), chats, spec, defaults, spec.max_model_len, 0)

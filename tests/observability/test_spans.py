@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ended_request import ENDED
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from otlp_collector import Collector, attributes, collecting
 
@@ -22,20 +23,9 @@ from inference_server.observability.sinks import SinkError, Sinks
 from inference_server.observability.spans import SpanExporter
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-RECORD = RequestRecord(
-    request_id="r1",
-    client_id="client",
-    session_id="session",
-    finish_reason=FinishReason.STOP,
-    error_code=None,
-    prompt_tokens=7,
-    cached_tokens=4,
-    output_tokens=3,
+RECORD = replace(
+    ENDED,
     num_preemptions=1,
-    arrival_time=100.0,
-    admitted_time=100.5,
-    first_token_time=102.0,
-    end_time=106.0,
     events=(RequestEvent(EventKind.HELD, 100.0, 100.0, "slots"), RequestEvent(EventKind.PREFILL, 100.5, 102.0, num_tokens=3)),
     traceparent=f"00-{TRACE}-{PARENT}-01",
     is_chat=True,

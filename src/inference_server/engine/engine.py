@@ -172,9 +172,10 @@ class Engine:
         self._num_kept = 0 if plan is None else self._depth
 
     def _end_step(self) -> Deltas:
-        if len(self._pipeline) > self._num_kept:
-            self._pipeline.collect()
+        collected = self._pipeline.collect() if len(self._pipeline) > self._num_kept else None
         self._publish()
+        if collected is not None:
+            self._pipeline.record(collected, self.snapshot)
         return self._outbox.take(self._clock(), flush=self._idle)
 
     def _pass_on(self, hand_over: Callable[[Mapping[str, OutputDelta]], None]) -> None:

@@ -15,7 +15,7 @@ from inference_server.core.clock import Clock
 from inference_server.core.errors import StepFailedError
 from inference_server.core.phases import Phase
 from inference_server.core.plan import StepKind, StepPlan, StepResult
-from inference_server.core.records import RecordSink, StepRecord
+from inference_server.core.records import EngineSnapshot, RecordSink, StepRecord
 from inference_server.core.request import FinishReason
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.engine.open_requests import OpenRequests
@@ -35,6 +35,19 @@ class _InFlight:
     start_time: float
     masked: bool
     times: StepTimes
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedStep:
+    """A step whose tokens have been given out, for `StepPipeline.record`. end_time: when they were there."""
+
+    plan: StepPlan
+    start_time: float
+    end_time: float
+    times: StepTimes
+    prefill_rows: list[int]
+    outputs: StepOutputs
+    replayed: bool
 
 
 class StepPipeline:
@@ -92,32 +105,33 @@ class StepPipeline:
         else:
             self._in_flight.append(step)
 
-    def collect(self) -> None:
-        """Wait for the oldest step and give out its tokens; then the next one can be sampled, if it waited for them."""
-        self._collect(self._in_flight.popleft())
+    def collect(self) -> CollectedStep | None:
+        """Wait for the oldest step and give out its tokens; then the next one can be sampled, if it waited for them. None: it failed."""
+        collected = self._collect(self._in_flight.popleft())
         if self._in_flight and self._in_flight[0].masked:
             try:
                 self._sample(self._in_flight[0])
             except StepFailedError as error:
                 self._fail(self._in_flight.popleft().plan, error)
+        return collected
 
     def _sample(self, step: _InFlight) -> None:
         with step.times.phase(Phase.SAMPLE):
             self._backend.sample(step.handle, self._processor.masks(step.plan) if step.masked else None)
 
-    def _collect(self, step: _InFlight) -> None:
+    def _collect(self, step: _InFlight) -> CollectedStep | None:
         try:
             with step.times.phase(Phase.COLLECT):
                 result = self._backend.collect(step.handle)
         except StepFailedError as error:
             self._fail(step.plan, error)
-            return
+            return None
         now = self._clock()
         prefill_rows = step.plan.prefill_rows
         with step.times.phase(Phase.OUTPUT):
             outputs = self._give_out(step, result, prefill_rows, now)
         self.step_id = step.plan.step_id
-        self._record(step, result, prefill_rows, outputs, now)
+        return CollectedStep(step.plan, step.start_time, now, step.times, prefill_rows, outputs, result.replayed)
 
     def _give_out(self, step: _InFlight, result: StepResult, prefill_rows: list[int], now: float) -> StepOutputs:
         result.elapsed_s = now - max(step.start_time, self._last_end)
@@ -137,26 +151,27 @@ class StepPipeline:
         for request in plan.requests:
             self._requests.end(request.request_id, FinishReason.ERROR, now, StepFailedError(error.message))
 
-    def _record(self, step: _InFlight, result: StepResult, prefill_rows: list[int], outputs: StepOutputs, now: float) -> None:
-        stats, cache = self._scheduler.scheduler_stats(), self._scheduler.cache_stats()
+    def record(self, step: CollectedStep, snapshot: EngineSnapshot) -> None:
+        """Tell the sinks of it. snapshot: taken after it."""
+        plan, outputs, stats = step.plan, step.outputs, snapshot.scheduler
         record = StepRecord(
-            step_id=step.plan.step_id,
-            kind=StepKind.of(len(prefill_rows), len(step.plan)),
+            step_id=plan.step_id,
+            kind=StepKind.of(len(step.prefill_rows), len(plan)),
             start_time=step.start_time,
-            end_time=now,
-            num_rows=len(step.plan),
-            num_tokens=step.plan.num_tokens,
+            end_time=step.end_time,
+            num_rows=len(plan),
+            num_tokens=plan.num_tokens,
             num_returned_tokens=outputs.num_tokens,
             num_waiting=stats.num_waiting,
             num_preempted=stats.preemptions_total - self._num_preempted,
             inter_token_s=Counter(outputs.inter_token_s),
             first_token_s=tuple(outputs.first_token_s),
-            num_prefill_chunks=len(prefill_rows),
-            num_prefill_tokens=sum(step.plan.num_new_tokens[row] for row in prefill_rows),
-            replayed=result.replayed,
+            num_prefill_chunks=len(step.prefill_rows),
+            num_prefill_tokens=sum(plan.num_new_tokens[row] for row in step.prefill_rows),
+            replayed=step.replayed,
             num_active=stats.num_active,
-            num_used_blocks=cache.used_blocks,
-            plan=step.plan,
+            num_used_blocks=snapshot.cache.used_blocks,
+            plan=plan,
             phases=tuple(step.times.done),
             decisions=self._scheduler.take_decisions(),
         )

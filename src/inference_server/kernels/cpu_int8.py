@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from inference_server.kernels.cpu_code import Code, Floats, Int, Int32s
 from inference_server.kernels.cpu_jit import CompiledKernel, KernelSource, trace
+from inference_server.kernels.cpu_rows import float_rows, results
 from inference_server.kernels.cpu_vectors import FloatVector, IntVector, VectorUnit, Words, float_vector, in_tiles, spread
 from inference_server.kernels.quantize import LEVELS, QuantizedWeight
 
@@ -44,22 +45,17 @@ class Int8Linear:
         self._num_blocks = self._padded_features // block
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        if x.ndim != 2 or x.shape[1] != self._k:
-            raise ValueError(f"expected [M, {self._k}], got {list(x.shape)}")
+        x32 = float_rows(x, self._k, self._padded_k)
         rows, n, k = x.shape[0], self._padded_features, self._padded_k
         y = torch.empty(rows, n)
         if rows:
-            x32 = (functional.pad(x.float(), (0, k - self._k)) if k != self._k else x.float()).contiguous()
             values = torch.empty(rows, k, dtype=torch.int8 if self._unit.dot else torch.int16)
             scales, starts = torch.empty(2, rows, k // GROUP).unbind()  # the latter of int32
             quantized = values.data_ptr(), scales.data_ptr(), starts.data_ptr()
             self._quantize(4 * rows * k, rows, x32.data_ptr(), *quantized, k)
             addresses = self._panels.data_ptr(), self._scales.data_ptr(), *quantized, y.data_ptr()
             self._multiply(rows * n * k // 2, self._num_blocks, *addresses, k, rows, n)
-        if n != self._num_features:
-            y = y[:, : self._num_features].contiguous()
-        dtype = out_dtype or x.dtype
-        return y if dtype is torch.float32 else y.to(dtype)
+        return results(y, self._num_features, out_dtype or x.dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
         lanes = self._unit.lanes

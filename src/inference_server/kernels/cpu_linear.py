@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from inference_server.kernels.cpu_code import Code, Floats, Int
 from inference_server.kernels.cpu_jit import CompiledKernel, KernelSource, trace
+from inference_server.kernels.cpu_rows import float_rows, results
 from inference_server.kernels.cpu_vectors import FloatVector, VectorUnit, Words, in_tiles, spread
 
 BLOCK_PANELS = 2  # panels handed to a thread at a time
@@ -34,18 +35,13 @@ class PackedLinear:
         self._panels = padded.reshape(-1, 2, unit.lanes, self._k).permute(0, 3, 2, 1).contiguous()
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        if x.ndim != 2 or x.shape[1] != self._k:
-            raise ValueError(f"expected [M, {self._k}], got {list(x.shape)}")
+        x32 = float_rows(x, self._k, self._k)
         num_panels = self._panels.shape[0]
         y = torch.empty(x.shape[0], num_panels * 2 * self._lanes)
         if rows := x.shape[0]:
-            x32 = x.float().contiguous()
             addresses = self._panels.data_ptr(), x32.data_ptr(), y.data_ptr()
             self._kernel(y.numel() * self._k, num_panels // BLOCK_PANELS, *addresses, self._k, rows, y.shape[1])
-        if y.shape[1] != self._num_features:
-            y = y[:, : self._num_features].contiguous()
-        dtype = out_dtype or x.dtype
-        return y if dtype is torch.float32 else y.to(dtype)
+        return results(y, self._num_features, out_dtype or x.dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
         features = 2 * self._lanes

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from inference_server.kernels.cpu_code import BFloats, Code, Floats, Int
 from inference_server.kernels.cpu_jit import CompiledKernel
+from inference_server.kernels.cpu_rows import float_rows, results
 from inference_server.kernels.cpu_tiles import (
     COLUMN_TILES,
     COLUMNS,
@@ -40,21 +41,16 @@ class TileLinear:
         self._tiles = padded.reshape(-1, SIDE, self._padded_k // DEPTH, DEPTH // 2, 2).permute(0, 2, 3, 1, 4).contiguous()
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        if x.ndim != 2 or x.shape[1] != self._k:
-            raise ValueError(f"expected [M, {self._k}], got {list(x.shape)}")
+        x32 = float_rows(x, self._k, self._padded_k)
         rows, n, k = x.shape[0], self._padded_features, self._padded_k
         y = torch.empty(rows, n)
         if rows:
-            x32 = (functional.pad(x.float(), (0, k - self._k)) if k != self._k else x.float()).contiguous()
             row_tiles = -(-rows // SIDE)
             terms = torch.empty(row_tiles * SIDE, TERMS * k, dtype=torch.bfloat16)
             self._split(4 * rows * k, rows, x32.data_ptr(), terms.data_ptr(), k)
             addresses = self._tiles.data_ptr(), terms.data_ptr(), y.data_ptr(), self._configs.data_ptr()
             self._multiply(row_tiles * n * k, n // COLUMNS, *addresses, k, rows, n)
-        if n != self._num_features:
-            y = y[:, : self._num_features].contiguous()
-        dtype = out_dtype or x.dtype
-        return y if dtype is torch.float32 else y.to(dtype)
+        return results(y, self._num_features, out_dtype or x.dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
         return self._tiles[ids // SIDE, :, :, ids % SIDE].flatten(1)[:, : self._k]

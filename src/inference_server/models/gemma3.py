@@ -15,7 +15,7 @@ from inference_server.core.kv_layout import LayerGroup
 from inference_server.kernels.ops import Activation, AddNorm, Epilogue
 from inference_server.models.attention import FULL, SLIDING, AttentionMetadata, LayerKV
 from inference_server.models.fields import ConfigFields, RopeParameters
-from inference_server.models.layers import GatedMLP, Heads, NormedHeadsAttention, RotaryAngles
+from inference_server.models.layers import GatedMLP, NormedHeadsAttention, RotaryAngles
 from inference_server.models.weights import Weights
 
 _BUILT = {
@@ -64,17 +64,6 @@ class Gemma3Config:
             max_position_embeddings=fields.get("max_position_embeddings", 131072),
             final_logit_softcapping=fields.get("final_logit_softcapping"),
             rope={FULL: _rope(fields, FULL, 1e6), SLIDING: _rope(fields, SLIDING, 1e4)},
-        )
-
-    @property
-    def heads(self) -> Heads:
-        return Heads(
-            self.hidden_size,
-            self.num_attention_heads,
-            self.num_key_value_heads,
-            self.head_dim,
-            scale=self.query_pre_attn_scalar**-0.5,
-            eps=self.rms_norm_eps,
         )
 
     def layer_groups(self, itemsize: int) -> tuple[LayerGroup, ...]:
@@ -126,7 +115,8 @@ class Block:
 
     def __init__(self, config: Gemma3Config, layer: int, weights: Weights, norm: AddNorm) -> None:
         self.layer_type = config.layer_types[layer]
-        self.attention = NormedHeadsAttention(layer, config.heads, weights.at("self_attn"), norm, _norm_weight)
+        scale = config.query_pre_attn_scalar**-0.5
+        self.attention = NormedHeadsAttention(layer, config, scale, weights.at("self_attn"), norm, _norm_weight)
         between = _add_norm(weights, "post_attention_layernorm", "pre_feedforward_layernorm", config)
         self.mlp = GatedMLP(weights.at("mlp"), config.hidden_size, config.intermediate_size, Activation.GELU_TANH, between)
 

@@ -5,7 +5,7 @@ yet. It returns the stream that this output has joined, and its own output: so t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -38,37 +38,48 @@ class RotaryAngles:
         return self.ops.rotary_angles(positions, self.frequencies, dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """The sizes and constants of an attention layer. scale: what scores are multiplied by; eps: of the norms of queries and keys."""
+class HeadsConfig(Protocol):
+    """What a config says of attention, by the names that config.json has for it."""
 
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    eps: float
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
 
 
 class NormedHeadsAttention:
     """Grouped-query attention, queries and keys normed a head at a time.
 
-    Query, key and value heads lie side by side, so that one operation norms, rotates and stores them. norm: the way in;
-    norm_weight: reads what normed queries and keys are multiplied by.
+    Query, key and value heads lie side by side, so that one operation norms, rotates and stores them. scale: what scores are
+    multiplied by; norm: the way in; norm_weight: reads what normed queries and keys are multiplied by.
     """
 
     def __init__(
-        self, layer: int, heads: Heads, weights: Weights, norm: AddNorm, norm_weight: Callable[[Weights, str, int], Tensor]
+        self,
+        layer: int,
+        config: HeadsConfig,
+        scale: float,
+        weights: Weights,
+        norm: AddNorm,
+        norm_weight: Callable[[Weights, str, int], Tensor],
     ) -> None:
         self.layer = layer
-        self.heads = heads
+        self.scale = scale
         self.norm = norm
         self.ops = weights.ops
-        q_size, kv_size = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
-        self.qkv = weights.linear(heads.hidden_size, q_proj=q_size, k_proj=kv_size, v_proj=kv_size)
-        self.out = weights.linear(q_size, OUTPUT, o_proj=heads.hidden_size)
-        q_norm, k_norm = (norm_weight(weights, name, heads.head_dim) for name in ("q_norm", "k_norm"))
-        self.qk_norm = torch.cat((q_norm.expand(heads.num_heads, -1), k_norm.expand(heads.num_kv_heads, -1)))  # by head
+        num_heads, num_kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
+        self.qkv = weights.linear(config.hidden_size, q_proj=q_size, k_proj=kv_size, v_proj=kv_size)
+        self.out = weights.linear(q_size, OUTPUT, o_proj=config.hidden_size)
+        q_norm, k_norm = (norm_weight(weights, name, head_dim) for name in ("q_norm", "k_norm"))
+        self.qk_norm = torch.cat((q_norm.expand(num_heads, -1), k_norm.expand(num_kv_heads, -1)))  # by head
+        self.eps = config.rms_norm_eps
 
     def __call__(
         self, x: Tensor | None, update: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV
@@ -76,8 +87,8 @@ class NormedHeadsAttention:
         x, qkv = self.qkv.after(x, update, self.norm)
         group = metadata.groups[kv.group_of(self.layer)]
         slots = KVSlots(kv.key(self.layer), kv.value(self.layer), group.slot_mapping)
-        q = self.ops.norm_rotate_store(qkv, self.qk_norm, self.heads.eps, *angles, slots)
-        return x, self.out(group.attention(q, slots.key, slots.value, self.heads.scale).flatten(1))
+        q = self.ops.norm_rotate_store(qkv, self.qk_norm, self.eps, *angles, slots)
+        return x, self.out(group.attention(q, slots.key, slots.value, self.scale).flatten(1))
 
 
 class GatedMLP:

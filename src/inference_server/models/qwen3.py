@@ -17,7 +17,7 @@ from inference_server.core.kv_layout import LayerGroup
 from inference_server.kernels.ops import Activation, AddNorm, Epilogue
 from inference_server.models.attention import FULL, AttentionMetadata, LayerKV
 from inference_server.models.fields import ConfigFields, RopeParameters
-from inference_server.models.layers import GatedMLP, Heads, NormedHeadsAttention, RotaryAngles, norm_weight
+from inference_server.models.layers import GatedMLP, NormedHeadsAttention, RotaryAngles, norm_weight
 from inference_server.models.moe import load_experts
 from inference_server.models.weights import Weights
 
@@ -73,17 +73,6 @@ class Qwen3Config:
             tie_word_embeddings=fields.get("tie_word_embeddings", False),
         )
 
-    @property
-    def heads(self) -> Heads:
-        return Heads(
-            self.hidden_size,
-            self.num_attention_heads,
-            self.num_key_value_heads,
-            self.head_dim,
-            scale=self.head_dim**-0.5,
-            eps=self.rms_norm_eps,
-        )
-
     def layer_groups(self, itemsize: int) -> tuple[LayerGroup, ...]:
         """One KV group: every layer attends to everything."""
         return (LayerGroup(tuple(range(self.num_hidden_layers)), self.num_key_value_heads, self.head_dim, itemsize),)
@@ -129,7 +118,8 @@ class Block:
 
     def __init__(self, config: Qwen3Config, layer: int, weights: Weights) -> None:
         norm = _add_norm(weights, "input_layernorm", config)
-        self.attention = NormedHeadsAttention(layer, config.heads, weights.at("self_attn"), norm, norm_weight)
+        scale = config.head_dim**-0.5
+        self.attention = NormedHeadsAttention(layer, config, scale, weights.at("self_attn"), norm, norm_weight)
         norm = _add_norm(weights, "post_attention_layernorm", config)
         self.mlp: SparseMLP | GatedMLP
         if layer in config.expert_layers:
