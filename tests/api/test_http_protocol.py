@@ -153,5 +153,5 @@ def test_a_row_of_requests_has_an_end() -> None:
             connection.sendall(generate("a", stream=True, ignore_eos=True, max_tokens=1500))
             assert connection.recv(15) == b"HTTP/1.1 200 OK"
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * (MAX_PIPELINED + 2))
-            assert b"400" not in read_all(connection), "nothing is written into the stream that runs"
+            assert b"HTTP/1.1 " not in read_all(connection), "nothing is written into the stream that runs"
         server.wait_until_free()
