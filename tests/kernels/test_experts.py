@@ -29,11 +29,13 @@ def test_padding_that_is_not_a_number_is_routed_somewhere() -> None:
     assert sorted(set(route(scores, 4, True)[0][0].tolist())) == [0, 1, 2, 3]
 
 
-def test_pairs_are_sorted_into_blocks_of_one_expert() -> None:
+@pytest.mark.parametrize("scan", [8, 2048])
+def test_pairs_are_sorted_into_blocks_of_one_expert(scan: int) -> None:
+    """By one program an expert, and by one for each expert and scan of the pairs."""
     torch.manual_seed(0)
     num_experts, size = 6, 4
     expert_ids = torch.stack([torch.randperm(5)[:2] for _ in range(13)]).int().to(DEVICE)  # nobody chooses the last expert
-    blocks = expert_blocks(expert_ids, num_experts, size)
+    blocks = expert_blocks(expert_ids, num_experts, size, scan)
     flat, seen = expert_ids.flatten().tolist(), []
     for expert, pairs in zip(blocks.experts.tolist(), blocks.pairs.view(-1, size).tolist(), strict=True):
         if expert >= 0:
@@ -62,10 +64,11 @@ def test_few_rows(tokens: int, activation: Activation) -> None:
     check(tokens, 6, 3, 48, 40, activation, torch.float32)
 
 
+@pytest.mark.parametrize("tokens", [70, 200], ids=["narrow tiles", "wide tiles"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_many_rows(dtype: torch.dtype) -> None:
+def test_many_rows(tokens: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    check(70, 5, 2, 32, 24, Activation.SILU, dtype)
+    check(tokens, 5, 2, 32, 24, Activation.SILU, dtype)
 
 
 @pytest.mark.parametrize("tokens", [1, 7])

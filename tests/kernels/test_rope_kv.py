@@ -43,6 +43,11 @@ def test_heads(tokens: int, heads: int, kv_heads: int, head_dim: int, norm_value
     check(tokens, heads, kv_heads, head_dim, torch.float32, norm_values)
 
 
+def test_so_many_tokens_that_a_program_takes_several() -> None:
+    torch.manual_seed(0)
+    check(1100, 2, 1, 8, torch.float32, norm_v=False)
+
+
 def test_the_raw_key_as_value() -> None:
     torch.manual_seed(0)
     check(5, 4, 2, 8, torch.float32, norm_v=True, values_are_keys=True)

@@ -1,5 +1,6 @@
 """The pairs of (token, choice) that a step has, sorted by expert into blocks of one expert each, so that a tile of a matrix product
-serves one expert. Two launches, whose sizes depend on the number of pairs alone; the order within an expert is that of the pairs.
+serves one expert. One launch for a decode step, two for a prompt, whose sizes depend on the number of pairs alone; the order within an
+expert is that of the pairs.
 """
 
 from typing import NamedTuple
@@ -9,7 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_SCAN = 2048  # pairs at a time
+from inference_server.kernels.launch import overlaps_launches
+
+_SCAN = 2048  # pairs that a program looks through
 
 
 class ExpertBlocks(NamedTuple):
@@ -19,29 +22,49 @@ class ExpertBlocks(NamedTuple):
     pairs: Tensor
 
 
-def expert_blocks(expert_ids: Tensor, num_experts: int, size: int) -> ExpertBlocks:
-    """expert_ids: int32 [tokens, top_k]. As many blocks as there can be: each expert may leave one unfilled."""
+def expert_blocks(expert_ids: Tensor, num_experts: int, size: int, scan: int = _SCAN) -> ExpertBlocks:
+    """expert_ids: int32 [tokens, top_k]. As many blocks as there can be: each expert may leave one unfilled.
+
+    scan: a power of two, how many pairs a program looks through at most.
+    """
     num_pairs, device = expert_ids.numel(), expert_ids.device
     num_blocks = min(num_pairs, triton.cdiv(num_pairs, size) + num_experts)
-    counts = torch.empty(num_experts, dtype=torch.int32, device=device)
     experts = torch.empty(num_blocks, dtype=torch.int32, device=device)
     pairs = torch.empty(num_blocks * size, dtype=torch.int32, device=device)
-    scan = min(_SCAN, max(16, triton.next_power_of_2(num_pairs)))
-    _count_kernel[(num_experts,)](expert_ids, counts, num_pairs, scan, num_warps=8)
-    _place_kernel[(num_experts,)](
-        expert_ids, counts, experts, pairs, num_pairs, num_experts, num_blocks, size, scan, triton.next_power_of_2(num_experts), num_warps=8
+    scan = min(scan, max(16, triton.next_power_of_2(num_pairs)))
+    num_scans, bins = triton.cdiv(num_pairs, scan), triton.next_power_of_2(num_experts)
+    overlap = overlaps_launches(device)
+    counts = torch.empty(num_scans, bins, dtype=torch.int32, device=device) if num_scans > 1 else None
+    if counts is not None:
+        _count_kernel[(num_scans,)](expert_ids, counts, num_pairs, scan, bins, overlap, num_warps=8, launch_pdl=overlap)
+    _place_kernel[(num_experts, num_scans)](
+        expert_ids,
+        counts,
+        experts,
+        pairs,
+        num_pairs,
+        num_experts,
+        num_blocks,
+        SIZE=size,
+        SCAN=scan,
+        SCANS=triton.next_power_of_2(num_scans),
+        BINS=bins,
+        OVERLAP=overlap,
+        num_warps=8 if scan >= 1024 else 4,
+        launch_pdl=overlap,
     )
     return ExpertBlocks(experts, pairs)
 
 
 @triton.jit
-def _count_kernel(expert_ids, counts, num_pairs, SCAN: tl.constexpr):
-    expert = tl.program_id(0)
-    mine = tl.zeros((SCAN,), tl.int32)
-    for first in range(0, num_pairs, SCAN):
-        pair = first + tl.arange(0, SCAN)
-        mine += (tl.load(expert_ids + pair, mask=pair < num_pairs, other=-1) == expert).to(tl.int32)
-    tl.store(counts + expert, tl.sum(mine))
+def _count_kernel(expert_ids, counts, num_pairs, SCAN: tl.constexpr, BINS: tl.constexpr, OVERLAP: tl.constexpr):
+    """counts: [scans, BINS], the pairs of each expert in each scan."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    pair = tl.program_id(0) * SCAN + tl.arange(0, SCAN)
+    ids = tl.load(expert_ids + pair, mask=pair < num_pairs, other=0)
+    tl.store(counts + tl.program_id(0) * BINS + tl.arange(0, BINS), tl.histogram(ids, BINS, mask=pair < num_pairs))
 
 
 @triton.jit
@@ -55,25 +78,37 @@ def _place_kernel(
     num_blocks,
     SIZE: tl.constexpr,
     SCAN: tl.constexpr,
-    EXPERTS: tl.constexpr,
+    SCANS: tl.constexpr,
+    BINS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """One program an expert: its place is behind the blocks of the experts before it."""
-    expert = tl.program_id(0)
-    other = tl.arange(0, EXPERTS)
-    count = tl.load(counts + other, mask=other < num_experts, other=0)
+    """Grid: experts, scans. The expert's place is behind the blocks of those before it, the scan's behind the expert's pairs before it."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    expert, scan = tl.program_id(0), tl.program_id(1)
+    bin = tl.arange(0, BINS)
+    pair = scan * SCAN + tl.arange(0, SCAN)
+    ids = tl.load(expert_ids + pair, mask=pair < num_pairs, other=-1)
+    mine = (ids == expert).to(tl.int32)
+    if counts is None:
+        before = 0
+        count = tl.histogram(tl.maximum(ids, 0), BINS, mask=pair < num_pairs)
+    else:
+        other_scan = tl.arange(0, SCANS)[:, None]
+        every = tl.load(counts + other_scan * BINS + bin[None, :], mask=other_scan < tl.num_programs(1), other=0)
+        before = tl.sum(tl.where((other_scan < scan) & (bin == expert)[None, :], every, 0))
+        count = tl.sum(every, 0)
     blocks = (count + SIZE - 1) // SIZE
-    first_block = tl.sum(tl.where(other < expert, blocks, 0))
-    own_blocks = tl.sum(tl.where(other == expert, blocks, 0))
-    for block in range(first_block, first_block + own_blocks):
-        tl.store(experts + block, expert)
-    if expert == num_experts - 1:
-        for block in range(first_block + own_blocks, num_blocks):
-            tl.store(experts + block, -1)
-    at = first_block * SIZE
-    for first in range(0, num_pairs, SCAN):
-        pair = first + tl.arange(0, SCAN)
-        mine = (tl.load(expert_ids + pair, mask=pair < num_pairs, other=-1) == expert).to(tl.int32)
-        tl.store(pairs + at + tl.cumsum(mine) - 1, pair, mask=mine > 0)
-        at += tl.sum(mine)
-    rest = tl.arange(0, SIZE)
-    tl.store(pairs + at + rest, -1, mask=at + rest < (first_block + own_blocks) * SIZE)
+    first_block = tl.sum(tl.where(bin < expert, blocks, 0))
+    stop_block = first_block + tl.sum(tl.where(bin == expert, blocks, 0))
+    at = first_block * SIZE + before
+    tl.store(pairs + at + tl.cumsum(mine) - 1, pair, mask=mine > 0)
+    if scan == tl.num_programs(1) - 1:
+        rest = at + tl.sum(mine) + tl.arange(0, SIZE)
+        tl.store(pairs + rest, -1, mask=rest < stop_block * SIZE)
+        for block in range(first_block, stop_block):
+            tl.store(experts + block, expert)
+        if expert == num_experts - 1:
+            for block in range(stop_block, num_blocks):
+                tl.store(experts + block, -1)

@@ -2,8 +2,9 @@
 
 One row: a program takes a few features over the whole of K, and reads what the row's experts have of them. Up to 32 rows: a program
 takes features of one expert, finds the tokens that chose it, and ends at once if none did; so each chosen expert is read once. More
-rows: the pairs of token and expert are sorted by expert first. Nothing is added up by atomics: the weighted outputs of a token's
-experts are left as partial sums for the `add_norm` that follows.
+rows: the pairs of token and expert are sorted by expert first. Where most experts are chosen, programs that wait for the choice ask for
+weights of the expert that is probably theirs. Nothing is added up by atomics: the weighted outputs of a token's experts are left as
+partial sums for the `add_norm` that follows.
 """
 
 from dataclasses import dataclass
@@ -15,11 +16,15 @@ from torch import Tensor
 
 from inference_server.kernels.activations import activate
 from inference_server.kernels.expert_blocks import expert_blocks
-from inference_server.kernels.few_rows import padded_rows
+from inference_server.kernels.few_rows import padded_rows, prefetch
 from inference_server.kernels.launch import LaunchConfig, overlaps_launches, tuning
 from inference_server.kernels.ops import Activation
 
 MAX_FEW_ROWS = 32  # of Qwen3, 64 rows choose all experts but two, so that looking for them saves no reading: slower than 128 rows sorted
+
+MAX_BLOCK = 128  # pairs of a tile
+PREFETCH_BYTES = 1024  # of a weight row, asked for early: what the wait for the router has time for
+PREFETCH_FROM = 1  # pairs an expert, of a step: then two experts of three are chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +42,11 @@ class TritonExperts:
         num_experts, hidden_size, size = self.down.shape
         top_k = expert_ids.shape[1]
         sorted_from = tokens > MAX_FEW_ROWS
-        block_m = max(16, min(128, triton.next_power_of_2(2 * tokens * top_k // num_experts))) if sorted_from else padded_rows(tokens)
+        block_m = max(16, min(MAX_BLOCK, triton.next_power_of_2(2 * tokens * top_k // num_experts))) if sorted_from else padded_rows(tokens)
         places = expert_blocks(expert_ids, num_experts, block_m) if sorted_from else None
         inner = torch.empty(tokens * top_k, size, dtype=x.dtype, device=x.device)
         out = torch.empty(top_k, tokens, hidden_size, dtype=x.dtype if sorted_from else torch.float32, device=x.device)
+        most_chosen = tokens * top_k >= PREFETCH_FROM * num_experts and block_m < MAX_BLOCK
         for source, weight, target, gated in ((x, self.gate_up, inner, True), (inner, self.down, out, False)):
             n, k = target.shape[-1], source.shape[-1]
             config = self._tuning(f"{'sorted ' if places else ''}{block_m}", n, k, gated)
@@ -55,8 +61,11 @@ class TritonExperts:
                 target,
                 tokens,
                 n,
+                num_experts,
                 K=k,
                 EVEN_K=k % config.block_k == 0,
+                PREFETCH=min(PREFETCH_BYTES, triton.next_power_of_2(k * weight.element_size() + 1) // 2) // 128 if most_chosen else 0,
+                LINE=128 // weight.element_size(),
                 TOP_K=top_k,
                 CHOICES=triton.next_power_of_2(top_k),
                 SORTED=places is not None,
@@ -65,6 +74,7 @@ class TritonExperts:
                 ROWS=config.rows,
                 BLOCK_M=block_m,
                 BLOCK_K=config.block_k,
+                WIDE=block_m == MAX_BLOCK,
                 OVERLAP=overlap,
                 num_warps=config.num_warps,
                 num_stages=config.num_stages,
@@ -207,8 +217,11 @@ def _experts_kernel(
     out,
     tokens,
     n,
+    num_experts,
     K: tl.constexpr,
     EVEN_K: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    LINE: tl.constexpr,
     TOP_K: tl.constexpr,
     CHOICES: tl.constexpr,
     SORTED: tl.constexpr,
@@ -217,14 +230,20 @@ def _experts_kernel(
     ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    WIDE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Grid: features; blocks of sorted pairs or experts. A pair is token * TOP_K + choice.
 
-    Gated: x [tokens, K], out [pairs, n]. Else x [pairs, K], out [TOP_K, tokens, n], times the weight of the pair.
+    Gated: x [tokens, K], out [pairs, n]; the weight rows of a tile are a feature's gate, its up, the next one's gate. Else x [pairs, K],
+    out [TOP_K, tokens, n], times the weight of the pair. WIDE: x is the left operand, else the weight, so that few pairs pad little.
     """
+    matrices: tl.constexpr = 2 if GATED else 1
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
+        if PREFETCH > 0 and tl.program_id(1) < num_experts:
+            probable = weight + (tl.program_id(1) * matrices).to(tl.int64) * n * K
+            prefetch(probable, 0, tl.program_id(0) * ROWS, n, K, ROWS, LINE, PREFETCH, GATED)
         tl.extra.cuda.gdc_wait()
     if SORTED:
         expert = tl.load(block_experts + tl.program_id(1)).to(tl.int64)
@@ -243,30 +262,33 @@ def _experts_kernel(
         if tl.sum(taken.to(tl.int32)) == 0:
             return
         pairs = token * TOP_K + tl.sum(match * choice[None, :], 1)
-    features = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    valid = features < n
+    tile_row = tl.arange(0, matrices * ROWS)
+    feature = tl.program_id(0) * ROWS + tile_row // matrices
     chunk = tl.arange(0, BLOCK_K)
     x_row = (pairs // TOP_K if GATED else pairs).to(tl.int64)
     x_at = x + x_row[None, :] * K + chunk[:, None]
-    matrices: tl.constexpr = 2 if GATED else 1
-    weight_at = weight + (expert * n * matrices + features)[:, None] * K + chunk[None, :]
-    up_at = weight_at + n.to(tl.int64) * K
-    sums = tl.zeros((ROWS, BLOCK_M), tl.float32)
-    up_sums = tl.zeros((ROWS, BLOCK_M), tl.float32)
+    weight_at = weight + ((expert * matrices + tile_row % matrices) * n + feature)[:, None] * K + chunk[None, :]
+    sums = tl.zeros((BLOCK_M, matrices * ROWS) if WIDE else (matrices * ROWS, BLOCK_M), tl.float32)
     for k in range(0, K, BLOCK_K):
-        inside = valid[:, None]
+        inside = (feature < n)[:, None]
         there = taken[None, :]
         if not EVEN_K:
             inside = inside & (k + chunk < K)[None, :]
             there = there & (k + chunk < K)[:, None]
         rows = tl.load(x_at + k, mask=there, other=0.0)
-        sums = tl.dot(tl.load(weight_at + k, mask=inside, other=0.0), rows, sums, input_precision="ieee")
-        if GATED:
-            up_sums = tl.dot(tl.load(up_at + k, mask=inside, other=0.0), rows, up_sums, input_precision="ieee")
+        part = tl.load(weight_at + k, mask=inside, other=0.0)
+        if WIDE:
+            sums = tl.dot(tl.trans(rows), tl.trans(part), sums, input_precision="ieee")
+        else:
+            sums = tl.dot(part, rows, sums, input_precision="ieee")
+    if not WIDE:
+        sums = tl.trans(sums)
     row = pairs.to(tl.int64)
     if GATED:
-        sums = activate(sums, ACTIVATION) * up_sums
+        gate, up = tl.split(tl.reshape(sums, (BLOCK_M, ROWS, 2)))
+        sums = activate(gate, ACTIVATION) * up
     else:
-        sums *= tl.load(weights + pairs, mask=taken, other=0.0)[None, :]
+        sums *= tl.load(weights + pairs, mask=taken, other=0.0)[:, None]
         row = (pairs % TOP_K).to(tl.int64) * tokens + pairs // TOP_K
-    tl.store(out + row[None, :] * n + features[:, None], sums.to(out.dtype.element_ty), mask=valid[:, None] & taken[None, :])
+    features = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    tl.store(out + row[:, None] * n + features[None, :], sums.to(out.dtype.element_ty), mask=taken[:, None] & (features < n)[None, :])

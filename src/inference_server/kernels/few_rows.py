@@ -101,7 +101,7 @@ def _few_rows_kernel(
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-        _prefetch(weight, tl.program_id(1) * SPLIT_K, tl.program_id(0) * ROWS, n, K, ROWS, LINE, PREFETCH, GATED)
+        prefetch(weight, tl.program_id(1) * SPLIT_K, tl.program_id(0) * ROWS, n, K, ROWS, LINE, PREFETCH, GATED)
         tl.extra.cuda.gdc_wait()
     matrices: tl.constexpr = 2 if GATED else 1
     tile_row = tl.arange(0, matrices * ROWS)
@@ -141,7 +141,7 @@ def _few_rows_kernel(
 
 
 @triton.jit
-def _prefetch(weight, first_k, first, n, K: tl.constexpr, ROWS: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr, GATED: tl.constexpr):
+def prefetch(weight, first_k, first, n, K: tl.constexpr, ROWS: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr, GATED: tl.constexpr):
     """Asks for the start of each weight row of the program's first tile to be brought to L2: LINES of LINE elements, 128 bytes."""
     features = tl.minimum(first + tl.arange(0, ROWS), n - 1)
     pointers = weight + features.to(tl.int64)[:, None] * K + first_k + tl.arange(0, LINES)[None, :] * LINE

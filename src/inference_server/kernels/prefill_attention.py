@@ -118,7 +118,7 @@ def _attend(
     for _ in range(first, stop, BLOCK_N):
         where = block.to(tl.int64) * stride_block + (inside % BLOCK_SIZE) * stride_slot
         k = tl.load(key_ptr + where[:, None] + dim[None, :])  # [BLOCK_N, HEAD_DIM]
-        scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale  # [BLOCK_M, BLOCK_N]
+        scores = tl.dot(q, tl.trans(k), input_precision="tf32x3")  # [BLOCK_M, BLOCK_N]
         inside = tl.minimum(position + BLOCK_N, last_key)
         block = tl.load(table + inside // BLOCK_SIZE)  # of the next tile, so that its keys need not wait for their address
         if MASKED:
@@ -126,8 +126,8 @@ def _attend(
             if WINDOW:
                 seen &= position[None, :] > query[:, None] - WINDOW
             scores = tl.where(seen, scores, float("-inf"))
-        top = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - top[:, None])
+        top = tl.maximum(best, tl.max(scores, 1) * scale)  # scale is positive; scaling what is left of the maximum is one operation
+        weights = tl.exp2(scores * scale - top[:, None])
         fade = tl.exp2(best - top)
         v = tl.load(value_ptr + where[:, None] + value_dim[None, :])
         total = total * fade + tl.sum(weights, 1)

@@ -1,6 +1,6 @@
 """Rotary positions on CUDA: their angles, and all that lies between the qkv projection and attention in one launch.
 
-`norm_rotate_store` runs one program a token and head. Both compute in float32 and round once, on the way out.
+`norm_rotate_store` runs one program a head and token, or a few tokens where there are many. Both compute in float32 and round once, on the way out.
 """
 
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from inference_server.kernels.launch import overlaps_launches
 from inference_server.kernels.ops import KVSlots
+
+ONE_WAVE = 4096  # programs of one warp that a card holds at once, about: above that it is starting them that takes the time
 
 
 def rotary_angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -37,7 +39,9 @@ def norm_rotate_store(
     num_heads = qkv.shape[1] // head_dim - num_kv_heads * (1 if values_are_keys else 2)
     q = torch.empty(tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     overlap = overlaps_launches(qkv.device)
-    _norm_rotate_store_kernel[(tokens, num_heads + 2 * num_kv_heads)](
+    every_head = num_heads + 2 * num_kv_heads
+    together = max(1, 2048 // head_dim) if tokens * every_head > ONE_WAVE else 1
+    _norm_rotate_store_kernel[(triton.cdiv(tokens, together), every_head)](
         qkv,
         weight,
         cos,
@@ -46,6 +50,7 @@ def norm_rotate_store(
         slots.key if slots else None,
         slots.value if slots else None,
         slots.slot_mapping if slots else None,
+        tokens,
         qkv.stride(0),
         slots.key.stride(0) if slots else 0,
         slots.key.stride(1) if slots else 0,
@@ -56,8 +61,9 @@ def norm_rotate_store(
         HALF=head_dim // 2,
         BLOCK_SIZE=slots.key.shape[1] if slots else 1,
         VALUES_ARE_KEYS=values_are_keys,
+        TOKENS=together,
         OVERLAP=overlap,
-        num_warps=1 if head_dim <= 256 else 2,
+        num_warps=4 if together > 1 else 1 if head_dim <= 256 else 2,
         launch_pdl=overlap,
     )
     return q
@@ -77,7 +83,7 @@ def _rotary_angles_kernel(positions, frequencies, cos, sin, half, BLOCK: tl.cons
     tl.store(sin + at, tl.sin(angle).to(sin.dtype.element_ty), mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _norm_rotate_store_kernel(
     qkv,
     weight,
@@ -87,6 +93,7 @@ def _norm_rotate_store_kernel(
     key,
     value,
     slot_mapping,
+    tokens,
     qkv_stride,
     block_stride,
     slot_stride,
@@ -97,40 +104,43 @@ def _norm_rotate_store_kernel(
     HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     VALUES_ARE_KEYS: tl.constexpr,
+    TOKENS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Heads of the grid: q heads, then k heads, then v heads."""
+    """Grid: tokens, TOKENS a program; heads: q heads, then k heads, then v heads."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    token = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
+    there = token < tokens
     head = tl.program_id(1)
-    pair = tl.arange(0, HALF)
+    pair = tl.arange(0, HALF)[None, :]
     is_v = head >= HEADS + KV_HEADS
     source = head - KV_HEADS if VALUES_ARE_KEYS and is_v else head
     at = qkv + token * qkv_stride + source * (2 * HALF) + pair
-    first, second = tl.load(at).to(tl.float32), tl.load(at + HALF).to(tl.float32)
+    first, second = tl.load(at, mask=there).to(tl.float32), tl.load(at + HALF, mask=there).to(tl.float32)
     if head < NORMED:
-        inverse_rms = tl.rsqrt(tl.sum(first * first + second * second) / (2 * HALF) + eps)
+        inverse_rms = tl.rsqrt(tl.sum(first * first + second * second, 1, keep_dims=True) / (2 * HALF) + eps)
         factor = weight + head * (2 * HALF) + pair
         first *= inverse_rms * tl.load(factor)
         second *= inverse_rms * tl.load(factor + HALF)
     if not is_v:
-        c, s = tl.load(cos + token * HALF + pair).to(tl.float32), tl.load(sin + token * HALF + pair).to(tl.float32)
+        angle = token * HALF + pair
+        c, s = tl.load(cos + angle, mask=there).to(tl.float32), tl.load(sin + angle, mask=there).to(tl.float32)
         first, second = first * c - second * s, second * c + first * s
     if head < HEADS:
         out = q + (token * HEADS + head) * (2 * HALF) + pair
-        tl.store(out, first.to(q.dtype.element_ty))
-        tl.store(out + HALF, second.to(q.dtype.element_ty))
+        _store_halves(out, first, second, there, HALF)
     elif KV_HEADS > 0:
-        slot = tl.load(slot_mapping + token)
-        if slot >= 0:
-            where = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride + pair
-            if is_v:
-                out = value + where + (head - HEADS - KV_HEADS) * (2 * HALF)
-                tl.store(out, first.to(value.dtype.element_ty))
-                tl.store(out + HALF, second.to(value.dtype.element_ty))
-            else:
-                out = key + where + (head - HEADS) * (2 * HALF)
-                tl.store(out, first.to(key.dtype.element_ty))
-                tl.store(out + HALF, second.to(key.dtype.element_ty))
+        slot = tl.load(slot_mapping + token, mask=there, other=-1)
+        where = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride + pair
+        if is_v:
+            _store_halves(value + where + (head - HEADS - KV_HEADS) * (2 * HALF), first, second, slot >= 0, HALF)
+        else:
+            _store_halves(key + where + (head - HEADS) * (2 * HALF), first, second, slot >= 0, HALF)
+
+
+@triton.jit
+def _store_halves(out, first, second, mask, HALF: tl.constexpr):
+    tl.store(out, first.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + HALF, second.to(out.dtype.element_ty), mask=mask)
