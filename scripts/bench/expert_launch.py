@@ -68,10 +68,10 @@ def candidates(name: str, k: int) -> Iterator[LaunchConfig]:
                 yield LaunchConfig(rows, block_k, warps)
         return
     block_m = int(name.split()[2 if "sorted" in name else 1])
-    tiles = [(64, 64), (64, 128), (128, 64)] if block_m >= 64 else [(16, 128), (16, 256), (32, 128), (64, 64), (64, 128)]
+    tiles = [(64, 64), (64, 128), (128, 64), (256, 64)] if block_m >= 64 else [(16, 128), (16, 256), (32, 128), (64, 64), (64, 128)]
     for (rows, block_k), stages in itertools.product(tiles, (3, 4, 6)):
         tall = rows * (2 if "gated" in name else 1)
-        if k % block_k == 0 and (tall + block_m) * block_k * 2 * stages <= SHARED_BYTES:
+        if k % block_k == 0 and tall <= 256 and (tall + block_m) * block_k * 2 * stages <= SHARED_BYTES:
             yield LaunchConfig(rows, block_k, 8 if tall * block_m > 8192 else 4 if rows >= 32 else 2, stages)
 
 

@@ -132,8 +132,10 @@ def candidates(case: Case) -> Iterator[LaunchConfig]:
 
 def split_candidates(case: Case) -> Iterator[LaunchConfig]:
     tiles = [(64, 64, 6), (64, 128, 4), (64, 128, 6), (64, 256, 4)] if case.k > 512 else [(32, 64, 2), (64, 64, 2)]
+    if case.n <= 256:
+        tiles += [(16, 256, 2)]
     for (rows, block_k, stages), split in itertools.product(tiles, (2, 3, 4, 5, 8)):
-        if case.n // rows * split >= 16 and case.k % block_k == 0 and block_k * stages <= max(256, case.k // split):
+        if case.n // rows * split >= 16 and case.k % block_k == 0 and block_k * stages <= max(512, case.k // split):
             yield LaunchConfig(rows, block_k, 4, stages, split)
 
 

@@ -17,8 +17,8 @@ LAUNCH = DecodeLaunch(block_n=32, num_warps=4, num_stages=2, programs=132, min_k
         (32, 512, (5, 64)),  # enough to fill the card
         (32, 8192, (8, 64)),  # long rows: more parts, since their ends even out
         (256, 512, (1, 1024)),  # the rows fill the card
-        (256, 8192, (8, 1024)),
-        (256, 131_072, (16, 1024)),  # no more parts than memory is meant for
+        (128, 8192, (8, 64)),
+        (256, 131_072, (4, 1024)),  # no more parts than there should be programs
         (10_000, 131_072, (1, 1024)),
     ],
 )

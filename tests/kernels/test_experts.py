@@ -23,6 +23,15 @@ def test_route(tokens: int, num_experts: int, top_k: int, normalize: bool, scale
     torch.testing.assert_close(shares, expected)
 
 
+def test_scores_in_partial_sums_are_added_up() -> None:
+    torch.manual_seed(0)
+    parts = randn(3, 2, 12)
+    expert_ids, shares = route(parts, 4, True)
+    expected_ids, expected = reference.route(parts.sum(0), 4, True)
+    assert expert_ids.tolist() == expected_ids.tolist()
+    torch.testing.assert_close(shares, expected)
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_padding_that_is_not_a_number_is_routed_somewhere() -> None:
     scores = torch.full((1, 12), torch.nan, device=DEVICE)
@@ -58,7 +67,7 @@ def check(tokens: int, num_experts: int, top_k: int, hidden_size: int, size: int
 
 
 @pytest.mark.parametrize("activation", list(Activation))
-@pytest.mark.parametrize("tokens", [1, 2, 17])
+@pytest.mark.parametrize("tokens", [1, 2, 16, 17])
 def test_few_rows(tokens: int, activation: Activation) -> None:
     torch.manual_seed(tokens)
     check(tokens, 6, 3, 48, 40, activation, torch.float32)

@@ -10,7 +10,7 @@ from math import ceil
 import torch
 
 MAX_SPLITS = 128
-MAX_PARTS = 4096  # parts of all rows: their results wait in memory, 16 KB each for eight heads of 512
+MAX_PARTS = 1024  # of all rows: in a graph each is a program, also of a row too short to have it
 MEASURED_SHARED_BYTES = 227 * 1024  # what a program may use on the measured card
 
 
@@ -57,7 +57,7 @@ MEASURED_DECODES = {
     512: DecodeLaunch(block_n=16, num_warps=4, num_stages=3),
 }
 MEASURED_PREFILLS = {
-    128: PrefillLaunch(block_m=128, block_n=128, num_warps=8, num_stages=2, value_dim=128),
+    128: PrefillLaunch(block_m=256, block_n=64, num_warps=16, num_stages=3, value_dim=128),
     256: PrefillLaunch(block_m=128, block_n=64, num_warps=8, num_stages=2, value_dim=256),
     512: PrefillLaunch(block_m=128, block_n=32, num_warps=8, num_stages=2, value_dim=256),
 }

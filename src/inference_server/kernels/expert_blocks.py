@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inference_server.kernels.launch import overlaps_launches
 
-_SCAN = 2048  # pairs that a program looks through
+_SCAN = 8192  # pairs that a program looks through
 
 
 class ExpertBlocks(NamedTuple):

@@ -1,10 +1,9 @@
 """`TritonExperts`: `reference.moe_experts` on CUDA. The gated products of all experts are one launch, those back to the stream another.
 
-One row: a program takes a few features over the whole of K, and reads what the row's experts have of them. Up to 32 rows: a program
+One row: a program takes a few features over the whole of K, and reads what the row's experts have of them. Up to 16 rows: a program
 takes features of one expert, finds the tokens that chose it, and ends at once if none did; so each chosen expert is read once. More
-rows: the pairs of token and expert are sorted by expert first. Where most experts are chosen, programs that wait for the choice ask for
-weights of the expert that is probably theirs. Nothing is added up by atomics: the weighted outputs of a token's experts are left as
-partial sums for the `add_norm` that follows.
+rows: the pairs of token and expert are sorted by expert first. Nothing is added up by atomics: the weighted outputs of a token's
+experts are left as partial sums for the `add_norm` that follows.
 """
 
 from dataclasses import dataclass
@@ -16,15 +15,12 @@ from torch import Tensor
 
 from inference_server.kernels.activations import activate
 from inference_server.kernels.expert_blocks import expert_blocks
-from inference_server.kernels.few_rows import padded_rows, prefetch
+from inference_server.kernels.few_rows import padded_rows
 from inference_server.kernels.launch import LaunchConfig, overlaps_launches, tuning
 from inference_server.kernels.ops import Activation
 
-MAX_FEW_ROWS = 32  # of Qwen3, 64 rows choose all experts but two, so that looking for them saves no reading: slower than 128 rows sorted
-
+MAX_FEW_ROWS = 16  # of Qwen3, 32 rows choose seven experts of eight, so that looking for them saves little reading
 MAX_BLOCK = 128  # pairs of a tile
-PREFETCH_BYTES = 1024  # of a weight row, asked for early: what the wait for the router has time for
-PREFETCH_FROM = 1  # pairs an expert, of a step: then two experts of three are chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,6 @@ class TritonExperts:
         places = expert_blocks(expert_ids, num_experts, block_m) if sorted_from else None
         inner = torch.empty(tokens * top_k, size, dtype=x.dtype, device=x.device)
         out = torch.empty(top_k, tokens, hidden_size, dtype=x.dtype if sorted_from else torch.float32, device=x.device)
-        most_chosen = tokens * top_k >= PREFETCH_FROM * num_experts and block_m < MAX_BLOCK
         for source, weight, target, gated in ((x, self.gate_up, inner, True), (inner, self.down, out, False)):
             n, k = target.shape[-1], source.shape[-1]
             config = self._tuning(f"{'sorted ' if places else ''}{block_m}", n, k, gated)
@@ -61,11 +56,8 @@ class TritonExperts:
                 target,
                 tokens,
                 n,
-                num_experts,
                 K=k,
                 EVEN_K=k % config.block_k == 0,
-                PREFETCH=min(PREFETCH_BYTES, triton.next_power_of_2(k * weight.element_size() + 1) // 2) // 128 if most_chosen else 0,
-                LINE=128 // weight.element_size(),
                 TOP_K=top_k,
                 CHOICES=triton.next_power_of_2(top_k),
                 SORTED=places is not None,
@@ -217,11 +209,8 @@ def _experts_kernel(
     out,
     tokens,
     n,
-    num_experts,
     K: tl.constexpr,
     EVEN_K: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    LINE: tl.constexpr,
     TOP_K: tl.constexpr,
     CHOICES: tl.constexpr,
     SORTED: tl.constexpr,
@@ -241,9 +230,6 @@ def _experts_kernel(
     matrices: tl.constexpr = 2 if GATED else 1
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-        if PREFETCH > 0 and tl.program_id(1) < num_experts:
-            probable = weight + (tl.program_id(1) * matrices).to(tl.int64) * n * K
-            prefetch(probable, 0, tl.program_id(0) * ROWS, n, K, ROWS, LINE, PREFETCH, GATED)
         tl.extra.cuda.gdc_wait()
     if SORTED:
         expert = tl.load(block_experts + tl.program_id(1)).to(tl.int64)

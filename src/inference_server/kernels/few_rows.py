@@ -5,6 +5,8 @@ tiles, so that each waits for its first loads only once. A weight may be int8 wi
 in registers.
 """
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -27,13 +29,13 @@ def few_rows(
 ) -> Tensor:
     """`FusedLinear` for x [M, K], M <= 64; x and weight contiguous.
 
-    With `config.splits` > 1, which takes an epilogue that is nothing but partial: the sums [splits, M, N] in float32.
+    With `config.splits` > 1, which takes an epilogue that does nothing to the sums and is partial: the sums [splits, M, N] in float32.
     """
     m, k = x.shape
     n = weight.shape[0] // (2 if epilogue.gated else 1)
     if config.splits == 1:
         y = torch.empty(m, n, dtype=epilogue.out_dtype or x.dtype, device=x.device)
-    elif epilogue == Epilogue(partial=True):
+    elif replace(epilogue, out_dtype=None) == Epilogue(partial=True):
         y = torch.empty(config.splits, m, n, dtype=torch.float32, device=x.device)
     else:
         raise ValueError(f"{epilogue} cannot be left in partial sums")
@@ -101,7 +103,7 @@ def _few_rows_kernel(
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-        prefetch(weight, tl.program_id(1) * SPLIT_K, tl.program_id(0) * ROWS, n, K, ROWS, LINE, PREFETCH, GATED)
+        _prefetch(weight, tl.program_id(1) * SPLIT_K, tl.program_id(0) * ROWS, n, K, ROWS, LINE, PREFETCH, GATED)
         tl.extra.cuda.gdc_wait()
     matrices: tl.constexpr = 2 if GATED else 1
     tile_row = tl.arange(0, matrices * ROWS)
@@ -141,7 +143,7 @@ def _few_rows_kernel(
 
 
 @triton.jit
-def prefetch(weight, first_k, first, n, K: tl.constexpr, ROWS: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr, GATED: tl.constexpr):
+def _prefetch(weight, first_k, first, n, K: tl.constexpr, ROWS: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr, GATED: tl.constexpr):
     """Asks for the start of each weight row of the program's first tile to be brought to L2: LINES of LINE elements, 128 bytes."""
     features = tl.minimum(first + tl.arange(0, ROWS), n - 1)
     pointers = weight + features.to(tl.int64)[:, None] * K + first_k + tl.arange(0, LINES)[None, :] * LINE

@@ -29,7 +29,7 @@ class Epilogue:
 
     gated: W is [2 N, K], gates first, and y = activation(gate) * up; else y = activation(x @ W.T), times the factor of the call if it
     has one. softcap: y = softcap * tanh(y / softcap). out_dtype: that of y, by default of x.
-    partial: y goes to nothing but an `add_norm`, and may be left to it as partial sums [parts, M, N], where that is faster.
+    partial: y goes to nothing but an `add_norm` or a `route`, and may be left to it as partial sums [parts, M, N], where that is faster.
     """
 
     activation: Activation | None = None

@@ -1,6 +1,7 @@
 """Rotary positions on CUDA: their angles, and all that lies between the qkv projection and attention in one launch.
 
-`norm_rotate_store` runs one program a head and token, or a few tokens where there are many. Both compute in float32 and round once, on the way out.
+`norm_rotate_store` runs one program a head and token, or a few tokens where there are many. Both compute in float32 and round once, on
+the way out.
 """
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from inference_server.kernels.launch import overlaps_launches
 from inference_server.kernels.ops import KVSlots
 
-ONE_WAVE = 4096  # programs of one warp that a card holds at once, about: above that it is starting them that takes the time
+MANY_PROGRAMS = 1024  # of one warp each: with more it is starting them that takes the time
 
 
 def rotary_angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -40,7 +41,7 @@ def norm_rotate_store(
     q = torch.empty(tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     overlap = overlaps_launches(qkv.device)
     every_head = num_heads + 2 * num_kv_heads
-    together = max(1, 2048 // head_dim) if tokens * every_head > ONE_WAVE else 1
+    together = max(1, 2048 // head_dim) if tokens * every_head > MANY_PROGRAMS else 1
     _norm_rotate_store_kernel[(triton.cdiv(tokens, together), every_head)](
         qkv,
         weight,

@@ -9,8 +9,11 @@ from inference_server.kernels.launch import overlaps_launches
 
 
 def route(scores: Tensor, top_k: int, normalize: bool, expert_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As `reference.route`, ids in int32; of equal scores the lower id wins. Scores that are NaN, as of padding, give distinct ids too."""
-    tokens, num_experts = scores.shape
+    """As `reference.route`, ids in int32; of equal scores the lower id wins. Scores that are NaN, as of padding, give distinct ids too.
+
+    scores may also be partial sums, [parts, tokens, experts].
+    """
+    tokens, num_experts = scores.shape[-2:]
     expert_ids = torch.empty(tokens, top_k, dtype=torch.int32, device=scores.device)
     weights = torch.empty(tokens, top_k, dtype=torch.float32, device=scores.device)
     overlap = overlaps_launches(scores.device)
@@ -19,7 +22,9 @@ def route(scores: Tensor, top_k: int, normalize: bool, expert_scale: Tensor | No
         expert_scale,
         expert_ids,
         weights,
+        tokens,
         num_experts,
+        PARTS=scores.shape[0] if scores.ndim == 3 else 1,
         TOP_K=top_k,
         BLOCK=triton.next_power_of_2(num_experts),
         NORMALIZE=normalize,
@@ -31,13 +36,15 @@ def route(scores: Tensor, top_k: int, normalize: bool, expert_scale: Tensor | No
     return expert_ids, weights
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _route_kernel(
     scores,
     expert_scale,
     expert_ids,
     weights,
+    tokens,
     num_experts,
+    PARTS: tl.constexpr,
     TOP_K: tl.constexpr,
     BLOCK: tl.constexpr,
     NORMALIZE: tl.constexpr,
@@ -50,6 +57,8 @@ def _route_kernel(
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     score = tl.load(scores + token * num_experts + expert, mask=expert < num_experts, other=float("-inf"))
+    for part in tl.static_range(1, PARTS):
+        score += tl.load(scores + (part * tokens + token) * num_experts + expert, mask=expert < num_experts, other=0.0)
     exponential = tl.exp(score - tl.max(score))
     share = exponential / tl.sum(exponential)
     share = tl.where(share == share, share, 0.0)

@@ -19,7 +19,7 @@ from inference_server.kernels.ops import Activation, AddNorm, Epilogue, KVSlots
 from inference_server.models.attention import FULL, SLIDING, AttentionMetadata, LayerKV
 from inference_server.models.fields import ConfigFields, RopeParameters
 from inference_server.models.layers import OUTPUT, GatedMLP, RotaryAngles, norm_weight
-from inference_server.models.moe import load_experts
+from inference_server.models.moe import SCORES, load_experts
 from inference_server.models.weights import Weights
 
 _BUILT = {
@@ -268,7 +268,7 @@ class ParallelExperts:
         norm = partial(norm_weight, weights, size=hidden_size)
         self.eps = config.rms_norm_eps
         self.router_norm = router.take("scale", hidden_size, dtype=torch.float32) * hidden_size**-0.5
-        self.router = router.linear(hidden_size, Epilogue(out_dtype=torch.float32), proj=config.num_experts)
+        self.router = router.linear(hidden_size, SCORES, proj=config.num_experts)
         self.expert_scale = router.take("per_expert_scale", config.num_experts, dtype=torch.float32)
         self.top_k = config.experts_per_token
         self.norm = norm("pre_feedforward_layernorm_2")

@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
-from inference_server.kernels.ops import Activation, Experts
+from inference_server.kernels.ops import Activation, Epilogue, Experts
 from inference_server.models.weights import Weights
+
+SCORES = Epilogue(out_dtype=torch.float32, partial=True)  # of a router: they go to `route`
 
 
 def load_experts(weights: Weights, num_experts: int, hidden_size: int, size: int, activation: Activation) -> Experts:

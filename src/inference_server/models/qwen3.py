@@ -18,7 +18,7 @@ from inference_server.kernels.ops import Activation, AddNorm, Epilogue
 from inference_server.models.attention import FULL, AttentionMetadata, LayerKV
 from inference_server.models.fields import ConfigFields, RopeParameters
 from inference_server.models.layers import GatedMLP, NormedHeadsAttention, RotaryAngles, norm_weight
-from inference_server.models.moe import load_experts
+from inference_server.models.moe import SCORES, load_experts
 from inference_server.models.weights import Weights
 
 _FLOAT32 = Epilogue(out_dtype=torch.float32)
@@ -139,7 +139,7 @@ class SparseMLP:
 
     def __init__(self, config: Qwen3Config, weights: Weights, norm: AddNorm) -> None:
         self.norm = norm
-        self.router = weights.unquantized().linear(config.hidden_size, _FLOAT32, gate=config.num_experts)
+        self.router = weights.unquantized().linear(config.hidden_size, SCORES, gate=config.num_experts)
         self.top_k, self.normalize = config.experts_per_token, config.normalize_expert_weights
         self.experts = load_experts(weights.at("experts"), config.num_experts, config.hidden_size, config.expert_size, Activation.SILU)
         self.ops = weights.ops
