@@ -113,16 +113,16 @@ class TritonExperts:
         return out
 
     def _tuning(self, rows: str, n: int, k: int, gated: bool) -> LaunchConfig:
-        default = default_config(rows, k, gated)
+        default = default_config(rows, k, gated, self.down.element_size())
         name = f"experts {rows} rows{' gated' if gated else ''}"
         return (tuning(name, n, k, self.down.device, default) if self.down.element_size() == 2 else None) or default
 
 
-def default_config(rows: str, k: int, gated: bool) -> LaunchConfig:
-    """rows: "1", "sorted" and the size of the blocks, or the padded number of a few."""
+def default_config(rows: str, k: int, gated: bool, itemsize: int) -> LaunchConfig:
+    """rows: "1", "sorted" and the size of the blocks, or the padded number of a few. itemsize: of a weight."""
     if rows == "1":
         return LaunchConfig(rows=2 if gated else 1, block_k=min(1024, triton.next_power_of_2(k)), num_warps=4)
-    block_k = min(64 if rows.startswith("sorted") else 128, max(16, triton.next_power_of_2(k)))
+    block_k = min(128 // itemsize if rows.startswith("sorted") else 128, max(16, triton.next_power_of_2(k)))
     if rows.startswith("sorted"):
         return LaunchConfig(rows=64 if gated else 128, block_k=block_k, num_warps=8, num_stages=3)
     return LaunchConfig(rows=32, block_k=block_k, num_warps=4, num_stages=4)
