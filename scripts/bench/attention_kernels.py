@@ -131,14 +131,16 @@ def decode_grid(shape: Shape) -> list[Launch]:
 
 
 def prefill_grid(shape: Shape) -> list[Launch]:
-    tiles = product((64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3, 4), (128, 256, 512))
+    tiles = product((64, 128, 256), (16, 32, 64, 128), (4, 8, 16), (1, 2, 3, 4), (128, 256, 512))
     return [
         PrefillLaunch(m, n, warps, stages, value_dim)
         for m, n, warps, stages, value_dim in tiles
         if (m * shape.head_dim + max(1, stages - 1) * n * (shape.head_dim + value_dim)) * 2 <= SHARED_BYTES
         and shape.head_dim // 2 <= value_dim <= shape.head_dim
         and (value_dim == shape.head_dim or shape.head_dim == 512)
-        and m * value_dim <= 8192 * warps
+        and m * value_dim <= 8192 * min(warps, 8)
+        and (warps == 16) == (m == 256)
+        and (value_dim == 128 or warps < 16)
         and n * shape.head_dim >= 8192
     ]
 
