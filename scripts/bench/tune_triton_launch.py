@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass
+from functools import partial
 from multiprocessing import get_context
 
 import torch
@@ -155,16 +156,15 @@ def wide_candidates(case: Case, matrices: int) -> Iterator[LaunchConfig]:
     for height, tokens, block_k, stages, warps in WIDE_TILES:
         rows, across = height // matrices, case.rows // tokens
         tiles = case.n // matrices // rows * across
-        if not across or tiles < 16 or tiles > 24 * PROCESSORS * max(1, height // 32) or case.k % block_k:
+        if not across or case.k % block_k or not 16 <= tiles <= PROCESSORS * (2 if height < 64 else 64):
             continue
-        for beside in (0, 1, 2):
-            programs = beside * PROCESSORS
-            if case.split:
-                splits = min(programs // tiles, case.k // block_k // 2)
-                if splits > 1:
-                    yield LaunchConfig(rows, block_k, warps, stages, splits, tokens=tokens)
-            elif not beside or tiles > 1.3 * programs:
-                yield LaunchConfig(rows, block_k, warps, stages, programs=programs // across, tokens=tokens)
+        shape = partial(LaunchConfig, rows, block_k, warps, stages, tokens=tokens)
+        if case.split:
+            most = max(1, case.k // block_k // 2)
+            yield from (shape(splits=splits) for splits in {max(1, min(beside * PROCESSORS // tiles, most, 8)) for beside in (1, 2)})
+        else:
+            turns = [beside * PROCESSORS for beside in (1, 2) if height >= 64 and tiles > 1.3 * beside * PROCESSORS]
+            yield from (shape(programs=programs // across) for programs in (0, *turns))
 
 
 def tile_candidates(case: Case, matrices: int, size: int) -> Iterator[LaunchConfig]:
