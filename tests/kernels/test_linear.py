@@ -112,7 +112,9 @@ def test_an_int8_weight(rows: int, epilogue: Epilogue, monkeypatch: pytest.Monke
     assert_near(layer.rows(torch.tensor([3, 0], device=x.device)), exact[[3, 0]])
 
 
-@pytest.mark.parametrize("config", [LaunchConfig(1, 64, 1, 1), LaunchConfig(4, 16, 2, 1), LaunchConfig(16, 32, 4, 1)])
+@pytest.mark.parametrize(
+    "config", [LaunchConfig(1, 64, 1), LaunchConfig(4, 16, 2), LaunchConfig(16, 32, 4), LaunchConfig(2, 32, 1, programs=5)]
+)
 def test_one_row_in_bfloat16_whatever_the_block_sizes(config: LaunchConfig) -> None:
     torch.manual_seed(0)
     k, epilogue = 96, Epilogue(Activation.GELU_TANH, gated=True)
