@@ -35,17 +35,16 @@ ROTATED_BYTES = 300_000_000
 MAX_ERROR = 0.01
 SHARED_BYTES = 220_000  # of an H200: only to leave out what cannot be launched
 PROCESSORS = 132  # of an H200
+TURNS_FROM = 8_000_000  # weights: smaller matrices have no time to take turns in
 EPS = 1e-6
 TOP_K = 8  # experts of a token, in the released models
 WIDE_TILES = [  # height in weight rows, rows of x, block_k, stages, warps
-    (16, 32, 256, 3, 2),
+    (16, 16, 256, 6, 2),
+    (16, 32, 256, 6, 4),
     (32, 64, 128, 4, 4),
     (64, 64, 128, 4, 4),
     (64, 128, 128, 3, 4),
-    (128, 64, 64, 4, 4),
     (128, 128, 64, 4, 8),
-    (64, 256, 64, 4, 8),
-    (128, 256, 64, 3, 8),
 ]
 
 
@@ -136,7 +135,11 @@ def candidates(case: Case) -> Iterator[LaunchConfig]:
             per_thread = rows * case.k * matrices // (warps * 32)
             chunked = block_k >= 512 or case.k <= 256
             if case.k % block_k == 0 and chunked and 24 <= per_thread <= 192 and rows * block_k >= warps * 256:
-                yield LaunchConfig(rows, block_k, warps, 1)
+                yield LaunchConfig(rows, block_k, warps)
+                tiles = case.n // matrices // rows
+                for turns in (2, 3, 4):
+                    if tiles >= 2 * turns * PROCESSORS and case.n * case.k >= TURNS_FROM:
+                        yield LaunchConfig(rows, block_k, warps, programs=-(-tiles // turns))
         return
     if case.rows >= 64:
         yield from wide_candidates(case, matrices)

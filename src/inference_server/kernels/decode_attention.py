@@ -14,12 +14,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from inference_server.kernels.attention_tuning import MAX_SPLITS, DecodeLaunch, decode_launch
 from inference_server.kernels.launch import overlaps_launches
-from inference_server.kernels.prefetch import prefetch
 
 LOG2_E = 1.4426950408889634
 MIN_DOT_ROWS = 16  # the smallest tile of queries that the tensor cores take
 FEW_SPLITS = 16  # the reduction is compiled for at most so many parts, and for any number
-PREFETCHED_TILES = 4  # of keys and values, asked for while the kernel before still runs
 REDUCE_DIMS = 64  # dimensions of a head that one program of the reduction handles
 MANY_HEADS = 64  # of all rows: then a program takes four times the dimensions, since most have nothing to do and only cost their start
 
@@ -80,8 +78,6 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         GROUP=group,
         ROWS=rows_padded,
-        LINE=min(head_dim, 128 // key.element_size()),
-        PREFETCH=PREFETCHED_TILES if chained else 0,
         **constants,
         **(overlapping if chained else {}),
         num_warps=launch.num_warps,
@@ -148,8 +144,6 @@ def _decode_kernel(
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    LINE: tl.constexpr,
-    PREFETCH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     if EARLY:
@@ -167,12 +161,6 @@ def _decode_kernel(
     position = first + tl.arange(0, BLOCK_N)
     inside = tl.maximum(tl.minimum(position, stop - 1), 0)  # past the end the last key is read again, so free blocks never are
     block = tl.load(table + inside // BLOCK_SIZE)
-    for tile in tl.static_range(PREFETCH):
-        ahead = tl.maximum(tl.minimum(position + tile * BLOCK_N, stop - 1), 0)
-        where = tl.load(table + ahead // BLOCK_SIZE).to(tl.int64) * stride_block + (ahead % BLOCK_SIZE) * stride_slot
-        lines = (where + kv_head * stride_kv_head)[:, None] + tl.arange(0, HEAD_DIM // LINE)[None, :] * LINE
-        prefetch(key_ptr + lines)
-        prefetch(value_ptr + lines)
     if EARLY:
         gdc_wait()  # queries, keys and values are the kernel's before; what was read until here is the step's
     if (next_token - token != 1) | (split >= num_splits):

@@ -13,7 +13,6 @@ from torch import Tensor
 from inference_server.kernels.activations import activate, softcap
 from inference_server.kernels.launch import LaunchConfig, overlaps_launches
 from inference_server.kernels.ops import Epilogue
-from inference_server.kernels.prefetch import prefetch
 
 MAX_ROWS = 256  # that one tile may have
 PREFETCH_LINES = 32  # of a weight row, of 128 bytes, asked for while the kernel before still runs
@@ -150,6 +149,12 @@ def _prefetch(weight, first_k, first, n, K: tl.constexpr, ROWS: tl.constexpr, LI
     """Asks for the start of each weight row of the program's first tile to be brought to L2: LINES of LINE elements, 128 bytes."""
     features = tl.minimum(first + tl.arange(0, ROWS), n - 1)
     pointers = weight + features.to(tl.int64)[:, None] * K + first_k + tl.arange(0, LINES)[None, :] * LINE
-    prefetch(pointers)
+    _prefetch_lines(pointers)
     if GATED:
-        prefetch(pointers + n.to(tl.int64) * K)
+        _prefetch_lines(pointers + n.to(tl.int64) * K)
+
+
+@triton.jit
+def _prefetch_lines(pointers):
+    addresses = pointers.to(tl.int64, bitcast=True)
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1)

@@ -13,9 +13,6 @@ from inference_server.kernels.launch import overlaps_launches
 from inference_server.kernels.ops import AddNorm
 
 
-_PER_WARP = 512
-
-
 def changes_stream(stream: Tensor | None, update: Tensor, norm: AddNorm) -> bool:
     """Whether the new stream is more than the update itself."""
     return stream is not None or norm.post is not None or norm.scale != 1.0 or update.ndim == 3
@@ -32,7 +29,7 @@ def add_norm(stream: Tensor | None, update: Tensor, norm: AddNorm, dtype: torch.
     total = torch.empty(tokens, size, dtype=dtype, device=update.device) if changes else update
     normed = total if norm.pre is None else torch.empty(tokens, size, dtype=dtype, device=update.device)
     parts = update.shape[0] if update.ndim == 3 else 1
-    per_warp = _PER_WARP if parts < 4 else 128  # few enough numbers for those of all parts to be on their way at once
+    per_warp = 512 if parts < 4 else 128  # few enough numbers for those of all parts to be on their way at once
     overlap = overlaps_launches(update.device)
     _add_norm_kernel[(tokens,)](
         update,

@@ -177,18 +177,8 @@ def _tile(weight, features, n, K: tl.constexpr, BLOCK_K: tl.constexpr):
 def _products(weights, values, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
     products = tl.zeros((ROWS, BLOCK_K), tl.float32)
     for i in tl.static_range(len(values)):
-        products += _widened(weights[i]) * values[i][None, :]
+        products += weights[i].to(tl.float32) * values[i][None, :]
     return tl.sum(products, 1)
-
-
-@triton.jit
-def _widened(weights):
-    """To float32. An int8 by its bits: 2 ** 23 + 128 + w is a float whose last byte is w + 128, and conversions are four times slower."""
-    if weights.dtype == tl.int8:
-        bits = weights.to(tl.uint8, bitcast=True).to(tl.uint32) ^ 0x4B000080
-        return bits.to(tl.float32, bitcast=True) - 8388736.0
-    else:
-        return weights.to(tl.float32)
 
 
 @triton.jit
