@@ -12,8 +12,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import astuple, dataclass
-from functools import partial
+from dataclasses import astuple, dataclass, replace
 from multiprocessing import get_context
 
 import torch
@@ -161,13 +160,14 @@ def wide_candidates(case: Case, matrices: int) -> Iterator[LaunchConfig]:
         tiles = case.n // matrices // rows * across
         if not across or case.k % block_k or not 16 <= tiles <= PROCESSORS * (2 if height < 64 else 64):
             continue
-        shape = partial(LaunchConfig, rows, block_k, warps, stages, tokens=tokens)
+        tile = LaunchConfig(rows, block_k, warps, stages, tokens=tokens)
         if case.split:
             most = max(1, case.k // block_k // 2)
-            yield from (shape(splits=splits) for splits in {max(1, min(beside * PROCESSORS // tiles, most, 8)) for beside in (1, 2)})
+            shares = {max(1, min(beside * PROCESSORS // tiles, most, 8)) for beside in (1, 2)}
+            yield from (replace(tile, splits=splits) for splits in shares)
         else:
             turns = [beside * PROCESSORS for beside in (1, 2) if height >= 64 and tiles > 1.3 * beside * PROCESSORS]
-            yield from (shape(programs=programs // across) for programs in (0, *turns))
+            yield from (replace(tile, programs=programs // across) for programs in (0, *turns))
 
 
 def tile_candidates(case: Case, matrices: int, size: int) -> Iterator[LaunchConfig]:

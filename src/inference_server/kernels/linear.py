@@ -56,7 +56,7 @@ class TritonLinear:
         return library_linear(x, self._wide_weight(), self.epilogue, factor)
 
     def highest(self, x: Tensor) -> Tensor:
-        """The soft cap of a library's product is applied where it is read: no [M, N] of float32 is written. For layers without activation."""
+        """For layers without activation. The soft cap of a library's product is applied as it is read: no [M, N] in float32 is written."""
         if self._own_tuning(len(x)):
             return greedy(self(x))
         return greedy(F.linear(x, self._wide_weight()), self.epilogue.softcap)
