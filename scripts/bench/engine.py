@@ -74,6 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workloads", nargs="+", default=[w.name for w in WORKLOADS], choices=[w.name for w in WORKLOADS], metavar="NAME")
     parser.add_argument("--num-layers", type=int, help="the first layers only, where memory or time is short")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--quantization", default="none", choices=["none", "int8"], help="vLLM's figures are without")
     parser.add_argument("--temperature", type=float, default=0.0, help="above 0 tokens are drawn; vLLM's figures are greedy")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--max-batch-size", type=int, default=256)
@@ -98,6 +99,7 @@ def main() -> None:
         None,
         Path(),
         device=args.device,
+        quantization=args.quantization,
         load_format="dummy",
         max_batch_size=args.max_batch_size,
         max_batched_tokens=args.max_batched_tokens,

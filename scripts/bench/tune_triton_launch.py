@@ -1,6 +1,6 @@
 """Times the launch configurations of the small-batch linear kernels on this card and writes the best into `kernels/launch_table.json`.
 
-    python scripts/bench/tune_triton_launch.py [gemma4-e2b ...] [--rows 1 16 32 64] [--shapes 24576x1536] [--int8] [--experts 1 8 32]
+    python scripts/bench/tune_triton_launch.py [gemma4-e2b ...] [--rows 1 16 32 64 256] [--shapes 24576x1536] [--int8] [--experts 1 8 32]
 
 Shapes are those of the models' decode steps. Weights rotate past the L2 cache. Where the library's product with separate launches is
 faster, the table says null. Kernels are compiled by several processes first; every configuration is checked against the reference, and
@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from multiprocessing import get_context
 
 import torch
@@ -34,8 +34,17 @@ ROTATED_BYTES = 300_000_000
 MAX_ERROR = 0.01
 SHARED_BYTES = 220_000  # of an H200: only to leave out what cannot be launched
 PROCESSORS = 132  # of an H200
+TURNS_FROM = 8_000_000  # weights: smaller matrices have no time to take turns in
 EPS = 1e-6
 TOP_K = 8  # experts of a token, in the released models
+WIDE_TILES = [  # height in weight rows, rows of x, block_k, stages, warps
+    (16, 16, 256, 6, 2),
+    (16, 32, 256, 6, 4),
+    (32, 64, 128, 4, 4),
+    (64, 64, 128, 4, 4),
+    (64, 128, 128, 3, 4),
+    (128, 128, 64, 4, 8),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +134,16 @@ def candidates(case: Case) -> Iterator[LaunchConfig]:
             per_thread = rows * case.k * matrices // (warps * 32)
             chunked = block_k >= 512 or case.k <= 256
             if case.k % block_k == 0 and chunked and 24 <= per_thread <= 192 and rows * block_k >= warps * 256:
-                yield LaunchConfig(rows, block_k, warps, 1)
+                yield LaunchConfig(rows, block_k, warps)
+                tiles = case.n // matrices // rows
+                for turns in (2, 3, 4):
+                    if tiles >= 2 * turns * PROCESSORS and case.n * case.k >= TURNS_FROM:
+                        yield LaunchConfig(rows, block_k, warps, programs=-(-tiles // turns))
         return
-    yield from split_candidates(case) if case.split else tile_candidates(case, matrices, size)
+    if case.rows >= 64:
+        yield from wide_candidates(case, matrices)
+    else:
+        yield from split_candidates(case) if case.split else tile_candidates(case, matrices, size)
 
 
 def split_candidates(case: Case) -> Iterator[LaunchConfig]:
@@ -137,6 +153,23 @@ def split_candidates(case: Case) -> Iterator[LaunchConfig]:
     for (rows, block_k, stages), split in itertools.product(tiles, (2, 3, 4, 5, 8)):
         if case.n // rows * split >= 16 and case.k % block_k == 0 and block_k * stages <= max(512, case.k // split):
             yield LaunchConfig(rows, block_k, 4, stages, split)
+
+
+def wide_candidates(case: Case, matrices: int) -> Iterator[LaunchConfig]:
+    """Tiles over both sides; about one or two programs a multiprocessor, by sharing sums or by taking turns where there are more tiles."""
+    for height, tokens, block_k, stages, warps in WIDE_TILES:
+        rows, across = height // matrices, case.rows // tokens
+        tiles = case.n // matrices // rows * across
+        if not across or case.k % block_k or not 16 <= tiles <= PROCESSORS * (2 if height < 64 else 64):
+            continue
+        tile = LaunchConfig(rows, block_k, warps, stages, tokens=tokens)
+        if case.split:
+            most = max(1, case.k // block_k // 2)
+            shares = {max(1, min(beside * PROCESSORS // tiles, most, 8)) for beside in (1, 2)}
+            yield from (replace(tile, splits=splits) for splits in shares)
+        else:
+            turns = [beside * PROCESSORS for beside in (1, 2) if height >= 64 and tiles > 1.3 * beside * PROCESSORS]
+            yield from (replace(tile, programs=programs // across) for programs in (0, *turns))
 
 
 def tile_candidates(case: Case, matrices: int, size: int) -> Iterator[LaunchConfig]:
@@ -183,7 +216,10 @@ def tune(case: Case, copy_speed: float) -> list[int] | None:
     print(f"{case.key:36s} {times[best]:8.2f} {library:8.2f} {separate:8.2f} {floor:8.2f}  {astuple(best)}", flush=True)
     if times[best] > min(library, separate):
         return None
-    return list(astuple(best)) if best.programs else list(astuple(best))[:-1]
+    fields = list(astuple(best))
+    while len(fields) > 5 and not fields[-1]:
+        fields.pop()
+    return fields
 
 
 def write(entries: dict[str, list[int] | None]) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 from triton_cases import DEVICE, randn, tl, triton
 
 from inference_server.kernels import draw as draw_module
-from inference_server.kernels.draw import draw
+from inference_server.kernels.draw import draw, greedy
 from inference_server.sampling.noise import gumbel, hash_tokens, row_keys, uniform
 
 POSITIONS = [3, 0, 77, 2**20]
@@ -49,6 +49,15 @@ def test_equal_logits_go_to_the_lower_id() -> None:
     logits = torch.zeros(2, 9000, device=DEVICE)
     logits[0, [4200, 8999]] = 1.0
     assert draw(logits, torch.zeros(2, device=DEVICE), row_keys([0, 0], [0, 0], DEVICE)).tolist() == [4200, 0]
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # numpy, in the interpreter
+def test_a_soft_cap_may_make_logits_equal() -> None:
+    logits = torch.zeros(2, 9000, device=DEVICE, dtype=torch.float16)
+    logits[0, [4200, 8999]] = torch.tensor([900.0, 901.0], device=DEVICE, dtype=torch.float16)
+    logits[1, [4200, 8999]] = torch.tensor([50.0, 50.5], device=DEVICE, dtype=torch.float16)
+    assert greedy(logits, 30.0).tolist() == [4200, 8999]
+    assert greedy(logits).tolist() == [8999, 8999]
 
 
 @pytest.mark.gpu

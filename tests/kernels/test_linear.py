@@ -44,6 +44,29 @@ def test_shapes_that_fill_no_block(rows: int, n: int, k: int, epilogue: Epilogue
         assert_near(few_rows(x, weight, epilogue, None, config), expected)
 
 
+@pytest.mark.parametrize("epilogue", [*EPILOGUES, PARTIAL])
+@pytest.mark.parametrize("programs", [0, 2])
+def test_tiles_over_both_sides(epilogue: Epilogue, programs: int) -> None:
+    torch.manual_seed(0)
+    x, weight = randn(37, 48), weights(40 * (2 if epilogue.gated else 1), 48)
+    splits = 3 if epilogue.partial else 1
+    y = few_rows(x, weight, epilogue, None, LaunchConfig(16, 16, 4, 2, splits, programs, tokens=16))
+    assert_near(y.sum(0) if epilogue.partial else y, exact_linear(x, weight, epilogue))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("epilogue", [Epilogue(softcap=30.0, out_dtype=FP32), Epilogue(out_dtype=FP32)])
+def test_the_highest_feature(rows: int, epilogue: Epilogue) -> None:
+    torch.manual_seed(0)
+    x, weight = randn(rows, 32), weights(5000, 32)
+    weight[4999], weight[7] = weight[4000], weight[4000]  # the highest of no row or of all, equal to another
+    layer = TritonLinear(weight, epilogue, FP32)
+    assert layer.highest(x).equal(exact_linear(x, weight, epilogue).argmax(-1))
+    quantized = quantize_weight(weight)
+    layer = TritonLinear(quantized.values, epilogue, FP32, quantized.scales)
+    assert layer.highest(x).equal(layer(x).argmax(-1))
+
+
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_factor_may_be_a_slice_of_a_wider_tensor(rows: int) -> None:
     torch.manual_seed(0)
@@ -89,7 +112,9 @@ def test_an_int8_weight(rows: int, epilogue: Epilogue, monkeypatch: pytest.Monke
     assert_near(layer.rows(torch.tensor([3, 0], device=x.device)), exact[[3, 0]])
 
 
-@pytest.mark.parametrize("config", [LaunchConfig(1, 64, 1, 1), LaunchConfig(4, 16, 2, 1), LaunchConfig(16, 32, 4, 1)])
+@pytest.mark.parametrize(
+    "config", [LaunchConfig(1, 64, 1), LaunchConfig(4, 16, 2), LaunchConfig(16, 32, 4), LaunchConfig(2, 32, 1, programs=5)]
+)
 def test_one_row_in_bfloat16_whatever_the_block_sizes(config: LaunchConfig) -> None:
     torch.manual_seed(0)
     k, epilogue = 96, Epilogue(Activation.GELU_TANH, gated=True)
@@ -148,7 +173,8 @@ def test_only_a_plain_product_is_left_in_parts() -> None:
         (1, False, "library_linear"),
         (8, True, "few_rows"),
         (8, False, "library_linear"),
-        (65, True, "library_linear"),
+        (256, True, "few_rows"),
+        (257, True, "library_linear"),
     ],
 )
 def test_a_few_rows_take_our_kernel_where_it_was_faster(rows: int, measured: bool, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,13 +192,13 @@ def way_taken(rows: int, choice: LaunchConfig | None, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 2, 8, 16, 32, 64, 200])
+@pytest.mark.parametrize("rows", [1, 2, 8, 16, 32, 64, 200, 256])
 @pytest.mark.parametrize("n, k", [(2560, 1536), (1536, 4096), (256, 1536), (1536, 256), (24576, 1536), (1536, 12288), (5376, 2112)])
 def test_real_shapes(rows: int, n: int, k: int) -> None:
     torch.manual_seed(0)
     x, weight = randn(rows, k, dtype=BF16), weights(n, k, BF16)
     assert_near(TritonLinear(weight, PLAIN, weight.dtype)(x), exact_linear(x, weight))
-    if n % 2 == 0 and rows <= 64:
+    if n % 2 == 0:
         assert_near(TritonLinear(weight, EPILOGUES[1], weight.dtype)(x), exact_linear(x, weight, EPILOGUES[1]))
     residual, norm = randn(rows, k, dtype=BF16), AddNorm(norm_weight(k), norm_weight(k), 1e-6, 0.9)
     for mine, expected in zip(
@@ -185,12 +211,13 @@ def test_real_shapes(rows: int, n: int, k: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 8, 32, 64])
+@pytest.mark.parametrize("rows", [1, 8, 32, 64, 256])
 def test_an_output_projection(rows: int) -> None:
     torch.manual_seed(0)
     x, weight, epilogue = randn(rows, 1536, dtype=BF16), weights(262144, 1536, BF16), Epilogue(softcap=30.0, out_dtype=FP32)
     got, expected = TritonLinear(weight, epilogue, BF16)(x), exact_linear(x, weight, epilogue)
     assert_near(got.to(BF16), expected.to(BF16))  # the library rounds before the cap
+    assert TritonLinear(weight, epilogue, BF16).highest(x).equal(got.argmax(-1))
 
 
 @pytest.mark.gpu

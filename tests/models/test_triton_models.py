@@ -47,6 +47,17 @@ def test_the_reference_gives_the_same(name: str, tuned: bool, monkeypatch: pytes
         torch.testing.assert_close(logits_of(fused, ids), logits_of(plain, ids), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("name", TINY)
+def test_the_likeliest_tokens_are_those_of_the_highest_logits(name: str) -> None:
+    torch.manual_seed(0)
+    device = CUDA if torch.cuda.is_available() else CPU
+    hf = TINY[name]()
+    for ops in (reference, TritonOps(torch.float32)):
+        model = load(hf, device, torch.float32, ops)
+        hidden = torch.randn(3, hf.config.hidden_size, device=device)
+        assert model.likeliest(hidden).equal(model.compute_logits(hidden).argmax(-1))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("count", [1, 5, 40, 120])

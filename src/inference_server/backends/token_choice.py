@@ -54,11 +54,13 @@ class TokenChoice:
         sampler = self._device_sampler = DeviceSampler(self._batch.max_rows, vocab_size, hidden.device)
         self._sizes = sizes
 
-        def draw(variant: "SamplingVariant", size: int) -> None:
-            self._keep(sampler.run(self._model.compute_logits(hidden[:size]), variant))
+        def choose(variant: "SamplingVariant", size: int) -> Tensor:
+            if variant is SamplingVariant.GREEDY:
+                return self._model.likeliest(hidden[:size])
+            return sampler.run(self._model.compute_logits(hidden[:size]), variant)
 
         def launch(variant: "SamplingVariant", size: int) -> Callable[[], None]:
-            return lambda: draw(variant, size)
+            return lambda: self._keep(choose(variant, size))
 
         return {(variant, size): launch(variant, size) for variant in SamplingVariant for size in reversed(sizes)}
 

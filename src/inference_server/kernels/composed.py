@@ -38,5 +38,8 @@ class ComposedLinear:
         stream, normed = self.add_norm(stream, update, norm)
         return stream, self(normed, factor)
 
+    def highest(self, x: Tensor) -> Tensor:
+        return self(x).argmax(-1)
+
     def rows(self, ids: Tensor) -> Tensor:
         return self.product.rows(ids)

@@ -9,15 +9,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inference_server.kernels.activations import softcap
 from inference_server.kernels.launch import overlaps_launches
 
 BLOCK = 4096
 BELOW_ONE = 1.0 - 2.0**-24
 
 
-def greedy(logits: Tensor) -> Tensor:
-    """Ids [R] int64 of the highest logits [R, V] float32, contiguous: one pass."""
-    return _select(logits, logits, logits, logits, None, torch.empty(len(logits), dtype=torch.int64, device=logits.device), False)
+def greedy(logits: Tensor, cap: float | None = None) -> Tensor:
+    """Ids [R] int64 of the highest logits [R, V] of any float type, contiguous, capped by `softcap` if cap is given: one pass."""
+    drawn = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    return _select(logits, logits, logits, logits, None, drawn, False, cap)
 
 
 def draw(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
@@ -46,7 +48,14 @@ def draw_rows(
 
 
 def _select(
-    logits: Tensor, maxima: Tensor, temperatures: Tensor, keys: Tensor, restricted: Tensor | None, drawn: Tensor, noisy: bool
+    logits: Tensor,
+    maxima: Tensor,
+    temperatures: Tensor,
+    keys: Tensor,
+    restricted: Tensor | None,
+    drawn: Tensor,
+    noisy: bool,
+    cap: float | None = None,
 ) -> Tensor:
     rows, vocab = logits.shape
     parts = triton.cdiv(vocab, BLOCK)
@@ -55,7 +64,7 @@ def _select(
     padded, overlap, some = triton.next_power_of_2(parts), overlaps_launches(logits.device), restricted is not None
     skipped = drawn if restricted is None else restricted
     _draw_kernel[(rows, parts)](
-        logits, maxima, temperatures, keys, skipped, values, ids, vocab, parts, BLOCK, padded, BELOW_ONE, noisy, some, overlap,
+        logits, maxima, temperatures, keys, skipped, values, ids, vocab, parts, BLOCK, padded, BELOW_ONE, noisy, cap, some, overlap,
         num_warps=8, launch_pdl=overlap,
     )  # fmt: skip
     _pick_kernel[(rows,)](values, ids, skipped, drawn, vocab, parts, padded, some, overlap, num_warps=1, launch_pdl=overlap)
@@ -111,6 +120,7 @@ def _draw_kernel(
     PARTS: tl.constexpr,
     BELOW_ONE: tl.constexpr,
     NOISY: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     SOME: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -122,7 +132,9 @@ def _draw_kernel(
         if tl.load(restricted + row) != 0:
             return
     ids = part * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(logits + row * vocab + ids, mask=ids < vocab, other=float("-inf"))
+    values = tl.load(logits + row * vocab + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+    if SOFTCAP is not None:
+        values = softcap(values, SOFTCAP)
     if NOISY:
         temperature = tl.load(temperatures + row)
         if temperature > 0:

@@ -1,4 +1,4 @@
-"""A linear layer of 2 to 64 rows, where the time is still that of reading the weight once: y = epilogue(x @ W.T), in one launch.
+"""A linear layer of 2 to 256 rows, where reading the weight once is most of the time or much of it: y = epilogue(x @ W.T), in one launch.
 
 It goes through the matrix units, with x as the narrow operand. Sums are in float32 and rounded once. Programs may take turns at the
 tiles, so that each waits for its first loads only once. A weight may be int8 with a float32 scale for each output feature: it is widened
@@ -16,6 +16,7 @@ from inference_server.kernels.activations import activate, softcap
 from inference_server.kernels.launch import LaunchConfig, overlaps_launches
 from inference_server.kernels.ops import Epilogue
 
+MAX_ROWS = 256  # that one tile may have
 PREFETCH_LINES = 32  # of a weight row, of 128 bytes, asked for while the kernel before still runs
 
 
@@ -27,7 +28,7 @@ def padded_rows(rows: int) -> int:
 def few_rows(
     x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None, config: LaunchConfig, scales: Tensor | None = None
 ) -> Tensor:
-    """`FusedLinear` for x [M, K], M <= 64; x and weight contiguous.
+    """`FusedLinear` for x [M, K], M <= 256; x and weight contiguous.
 
     With `config.splits` > 1, which takes an epilogue that does nothing to the sums and is partial: the sums [splits, M, N] in float32.
     """
@@ -42,7 +43,8 @@ def few_rows(
     split_k = triton.cdiv(triton.cdiv(k, config.splits), config.block_k) * config.block_k
     overlap = overlaps_launches(x.device)
     tiles = triton.cdiv(n, config.rows)
-    _few_rows_kernel[(min(config.programs or tiles, tiles), config.splits)](
+    block_m = min(padded_rows(m), config.tokens or MAX_ROWS)
+    _few_rows_kernel[(triton.cdiv(m, block_m), min(config.programs or tiles, tiles), config.splits)](
         x,
         weight,
         scales,
@@ -55,7 +57,7 @@ def few_rows(
         SPLIT_K=split_k,
         EVEN_K=split_k * config.splits == k,
         ROWS=config.rows,
-        BLOCK_M=padded_rows(m),
+        BLOCK_M=block_m,
         BLOCK_K=config.block_k,
         LINE=128 // weight.element_size(),
         PREFETCH=1 << (max(1, min(PREFETCH_LINES, min(k, split_k) * weight.element_size() // 128)).bit_length() - 1),
@@ -72,7 +74,7 @@ def few_rows(
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m"])
 def _few_rows_kernel(
     x,
     weight,
@@ -99,20 +101,22 @@ def _few_rows_kernel(
 ):
     """The weight is the left operand, so that few rows of x pad only the narrow side: accumulators are [weight rows, BLOCK_M].
 
+    Grid: tiles of x, which read the same weights side by side; tiles of the weight, or those who take turns at them; splits.
+
     Gated, the weight rows are those of the features' gates, then of their ups: one product of twice the height.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-        _prefetch(weight, tl.program_id(1) * SPLIT_K, tl.program_id(0) * ROWS, n, K, ROWS, LINE, PREFETCH, GATED)
+        _prefetch(weight, tl.program_id(2) * SPLIT_K, tl.program_id(1) * ROWS, n, K, ROWS, LINE, PREFETCH, GATED)
         tl.extra.cuda.gdc_wait()
     matrices: tl.constexpr = 2 if GATED else 1
     tile_row = tl.arange(0, matrices * ROWS)
-    chunk = tl.program_id(1) * SPLIT_K + tl.arange(0, BLOCK_K)
-    tokens = tl.arange(0, BLOCK_M)
+    chunk = tl.program_id(2) * SPLIT_K + tl.arange(0, BLOCK_K)
+    tokens = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside_m = (tokens < m)[None, :]
     x_at = x + tokens[None, :] * K + chunk[:, None]
-    to_row = (tl.program_id(1) * m + tokens)[None, :].to(tl.int64) * n
-    for tile in tl.range(tl.program_id(0), tl.cdiv(n, ROWS), tl.num_programs(0), flatten=IN_TURNS):
+    to_row = (tl.program_id(2) * m + tokens)[None, :].to(tl.int64) * n
+    for tile in tl.range(tl.program_id(1), tl.cdiv(n, ROWS), tl.num_programs(1), flatten=IN_TURNS):
         feature = tile * ROWS + tile_row % ROWS
         inside_n = (feature < n)[:, None]
         weight_row = feature + tile_row // ROWS * n

@@ -22,6 +22,7 @@ class LaunchConfig:
     """rows: output features of a tile. block_k: inputs of a tile. splits: programs that share a sum, each over its part of K.
 
     programs: how many take turns at the tiles, loading for the next while they finish one; 0 for one a tile.
+    tokens: rows of x of a tile; 0 for all.
     """
 
     rows: int
@@ -30,6 +31,7 @@ class LaunchConfig:
     num_stages: int = 1
     splits: int = 1
     programs: int = 0
+    tokens: int = 0
 
 
 def table_key(operation: str, n: int, k: int) -> str:

@@ -12,6 +12,7 @@ import triton
 from torch import Tensor
 
 from inference_server.kernels.dequantize import dequantize
+from inference_server.kernels.draw import greedy
 from inference_server.kernels.few_rows import few_rows, padded_rows
 from inference_server.kernels.fused_norm import add_norm
 from inference_server.kernels.gated import gated, gated_by, softcapped
@@ -19,7 +20,8 @@ from inference_server.kernels.launch import LaunchConfig, tuning
 from inference_server.kernels.one_row import one_row
 from inference_server.kernels.ops import AddNorm, Epilogue
 
-MAX_FEW_ROWS = 64  # above this the weight is no longer all that counts
+MAX_FEW_ROWS = 256  # what our kernels were measured for
+MAX_WIDENED_ROWS = 64  # of int8 weights that were not measured: above this the library is faster on a wider copy
 
 
 def operation(rows: int, epilogue: Epilogue, *, norm: bool = False, split: bool = False, int8: bool = False) -> str:
@@ -42,19 +44,22 @@ class TritonLinear:
     scales: Tensor | None = None
 
     def __call__(self, x: Tensor, factor: Tensor | None = None) -> Tensor:
-        rows, k = x.shape
-        int8 = self.scales is not None
-        if rows == 1:
-            if config := self._tuning(operation(1, self.epilogue, int8=int8), one_row_default(k, self.epilogue.gated, int8)):
-                return one_row(None, x, None, self.weight, self.epilogue, factor, config, self.scales)[1]
-        elif rows <= MAX_FEW_ROWS and (config := self._few_rows_tuning(rows)):
-            return few_rows(x, self.weight, self.epilogue, factor, config, self.scales)
-        return self.by_library(x, factor)
+        config = self._own_tuning(len(x))
+        if config is None:
+            return self.by_library(x, factor)
+        if len(x) == 1:
+            return one_row(None, x, None, self.weight, self.epilogue, factor, config, self.scales)[1]
+        return few_rows(x, self.weight, self.epilogue, factor, config, self.scales)
 
     def by_library(self, x: Tensor, factor: Tensor | None = None) -> Tensor:
         """The layer with the library's product, whatever was measured."""
-        weight = self.weight if self.scales is None else dequantize(self.weight, self.scales, self.dtype)
-        return library_linear(x, weight, self.epilogue, factor)
+        return library_linear(x, self._wide_weight(), self.epilogue, factor)
+
+    def highest(self, x: Tensor) -> Tensor:
+        """For layers without activation. The soft cap of a library's product is applied as it is read: no [M, N] in float32 is written."""
+        if self._own_tuning(len(x)):
+            return greedy(self(x))
+        return greedy(F.linear(x, self._wide_weight()), self.epilogue.softcap)
 
     def after(self, stream: Tensor | None, update: Tensor, norm: AddNorm, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """One launch for one row, where that was measured to be faster than two."""
@@ -69,10 +74,19 @@ class TritonLinear:
         rows = F.embedding(ids, self.weight)
         return rows if self.scales is None else rows * self.scales[ids, None]
 
-    def _few_rows_tuning(self, rows: int) -> LaunchConfig | None:
+    def _wide_weight(self) -> Tensor:
+        return self.weight if self.scales is None else dequantize(self.weight, self.scales, self.dtype)
+
+    def _own_tuning(self, rows: int) -> LaunchConfig | None:
+        """None for the library's product."""
         int8 = self.scales is not None
+        if rows == 1:
+            return self._tuning(operation(1, self.epilogue, int8=int8), one_row_default(self.weight.shape[1], self.epilogue.gated, int8))
+        if rows > MAX_FEW_ROWS:
+            return None
         split = self._tuning(operation(rows, self.epilogue, split=True, int8=int8)) if self.epilogue.partial else None
-        return split or self._tuning(operation(rows, self.epilogue, int8=int8), few_rows_default(rows, self.epilogue) if int8 else None)
+        default = few_rows_default(rows, self.epilogue) if int8 and rows <= MAX_WIDENED_ROWS else None
+        return split or self._tuning(operation(rows, self.epilogue, int8=int8), default)
 
     def _tuning(self, name: str, default: LaunchConfig | None = None) -> LaunchConfig | None:
         """The table holds what was measured with activations of two bytes."""

@@ -1,9 +1,9 @@
 """A linear layer of one row, where the time is that of reading the weight once: y = epilogue(x @ W.T), in one launch.
 
 A program takes a few output features over the whole of K in one go, so that all its weights are in flight before it waits for x; on Hopper
-that is while the kernel before still runs. It can also do the norm and the residual addition that lie before the layer: each program
-repeats them, which costs less than a launch. Sums are in float32 and rounded once. A weight may be int8 with a float32 scale for each
-output feature.
+that is while the kernel before still runs. Where it takes several such tiles in turn, the weights of the next are in flight while it
+multiplies by those of one. It can also do the norm and the residual addition that lie before the layer: each program repeats them, which
+costs less than a launch. Sums are in float32 and rounded once. A weight may be int8 with a float32 scale for each output feature.
 """
 
 import torch
@@ -35,7 +35,8 @@ def one_row(
     y = torch.empty(1, n, dtype=epilogue.out_dtype or update.dtype, device=update.device)
     changes = norm is not None and changes_stream(stream, update, norm)
     total = torch.empty_like(update) if changes else update
-    programs = triton.cdiv(n, config.rows)
+    tiles = triton.cdiv(n, config.rows)
+    programs = min(config.programs or tiles, tiles)
     overlap = overlaps_launches(update.device) and programs <= MAX_OVERLAPPED_PROGRAMS
     _one_row_kernel[(programs,)](
         update,
@@ -53,6 +54,7 @@ def one_row(
         K=k,
         ROWS=config.rows,
         BLOCK_K=config.block_k,
+        TURNS=triton.cdiv(tiles, programs),
         RESIDUAL=stream is not None,
         POST=norm is not None and norm.post is not None,
         PRE=norm is not None and norm.pre is not None,
@@ -85,6 +87,7 @@ def _one_row_kernel(
     K: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    TURNS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     POST: tl.constexpr,
     PRE: tl.constexpr,
@@ -98,18 +101,11 @@ def _one_row_kernel(
     """Tuples hold the chunks of K, each a tensor in registers: K need not be a power of two."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-    features = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    valid = features < n
-    weights = ()
-    up_weights = ()
-    for k in tl.static_range(0, K, BLOCK_K):
-        columns = k + tl.arange(0, BLOCK_K)
-        at = weight + features.to(tl.int64)[:, None] * K + columns[None, :]
-        inside = valid[:, None] & (columns < K)[None, :]
-        weights += (tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first"),)
-        if GATED:
-            up_at = at + n.to(tl.int64) * K
-            up_weights += (tl.load(up_at, mask=inside, other=0.0, eviction_policy="evict_first"),)
+    next_features = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    next_weights = _tile(weight, next_features, n, K, BLOCK_K)
+    next_ups = ()
+    if GATED:
+        next_ups = _tile(weight + n.to(tl.int64) * K, next_features, n, K, BLOCK_K)
     post_weights = ()
     pre_weights = ()
     if POST:
@@ -141,26 +137,48 @@ def _one_row_kernel(
     if PRE:
         values = _normed(values, pre_weights, eps, K, BLOCK_K, dtype)
 
+    for turn in tl.static_range(TURNS):
+        features, weights, ups = next_features, next_weights, next_ups
+        if turn + 1 < TURNS:
+            next_features = features + tl.num_programs(0) * ROWS
+            next_weights = _tile(weight, next_features, n, K, BLOCK_K)
+            if GATED:
+                next_ups = _tile(weight + n.to(tl.int64) * K, next_features, n, K, BLOCK_K)
+        valid = features < n
+        result = _products(weights, values, ROWS, BLOCK_K)
+        if scales is not None:
+            result *= tl.load(scales + features, mask=valid, other=0.0)
+        result = activate(result, ACTIVATION)
+        if GATED:
+            up = _products(ups, values, ROWS, BLOCK_K)
+            if scales is not None:
+                up *= tl.load(scales + n + features, mask=valid, other=0.0)
+            result *= up
+        if FACTOR:
+            result *= tl.load(factor + features, mask=valid, other=0.0).to(tl.float32)
+        if SOFTCAP is not None:
+            result = softcap(result, SOFTCAP)
+        tl.store(y + features, result.to(y.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def _tile(weight, features, n, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Rows of the weight, as a tuple of chunks [rows, BLOCK_K]."""
+    tile = ()
+    for k in tl.static_range(0, K, BLOCK_K):
+        columns = k + tl.arange(0, BLOCK_K)
+        inside = (features < n)[:, None] & (columns < K)[None, :]
+        at = weight + features.to(tl.int64)[:, None] * K + columns[None, :]
+        tile += (tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first"),)
+    return tile
+
+
+@triton.jit
+def _products(weights, values, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
     products = tl.zeros((ROWS, BLOCK_K), tl.float32)
     for i in tl.static_range(len(values)):
         products += weights[i].to(tl.float32) * values[i][None, :]
-    result = tl.sum(products, 1)
-    if scales is not None:
-        result *= tl.load(scales + features, mask=valid, other=0.0)
-    result = activate(result, ACTIVATION)
-    if GATED:
-        up_products = tl.zeros((ROWS, BLOCK_K), tl.float32)
-        for i in tl.static_range(len(values)):
-            up_products += up_weights[i].to(tl.float32) * values[i][None, :]
-        up = tl.sum(up_products, 1)
-        if scales is not None:
-            up *= tl.load(scales + n + features, mask=valid, other=0.0)
-        result *= up
-    if FACTOR:
-        result *= tl.load(factor + features, mask=valid, other=0.0).to(tl.float32)
-    if SOFTCAP is not None:
-        result = softcap(result, SOFTCAP)
-    tl.store(y + features, result.to(y.dtype.element_ty), mask=valid)
+    return tl.sum(products, 1)
 
 
 @triton.jit

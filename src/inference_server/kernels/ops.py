@@ -79,6 +79,10 @@ class FusedLinear(Protocol):
         """`Ops.add_norm`, then the product of what it normed: (stream [M, K], y [M, N])."""
         ...
 
+    def highest(self, x: Tensor) -> Tensor:
+        """The feature [M] int64 of the highest value of each row of `self(x)`, the lowest of equals: a greedy token, where y is logits."""
+        ...
+
     def rows(self, ids: Tensor) -> Tensor:
         """As `Linear.rows`."""
         ...

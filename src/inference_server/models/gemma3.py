@@ -109,6 +109,10 @@ class Gemma3:
         """hidden [rows, hidden_size], of the tokens to sample after, to fp32 logits [rows, vocab_size]."""
         return self.embedding(hidden)
 
+    def likeliest(self, hidden: Tensor) -> Tensor:
+        """The ids [rows] int64 of the highest of these logits."""
+        return self.embedding.highest(hidden)
+
 
 class Block:
     """Attention, then MLP; each between two norms and added to the residual stream. norm: the way in from the block before."""

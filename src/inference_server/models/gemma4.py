@@ -162,6 +162,10 @@ class Gemma4:
         """hidden [rows, hidden_size], of the tokens to sample after, to fp32 logits [rows, vocab_size]."""
         return self.embedding(hidden)
 
+    def likeliest(self, hidden: Tensor) -> Tensor:
+        """The ids [rows] int64 of the highest of these logits."""
+        return self.embedding.highest(hidden)
+
     def _angles(self, positions: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         return {layer_type: rotary(positions, self.dtype) for layer_type, rotary in self.rotary.items()}
 

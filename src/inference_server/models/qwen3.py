@@ -112,6 +112,10 @@ class Qwen3:
         """hidden [rows, hidden_size], of the tokens to sample after, to fp32 logits [rows, vocab_size]."""
         return self.lm_head(hidden)
 
+    def likeliest(self, hidden: Tensor) -> Tensor:
+        """The ids [rows] int64 of the highest of these logits."""
+        return self.lm_head.highest(hidden)
+
 
 class Block:
     """Attention, then MLP; each after a norm and added to the residual stream."""

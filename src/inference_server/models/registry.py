@@ -43,6 +43,8 @@ class Model(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor: ...
 
+    def likeliest(self, hidden: Tensor) -> Tensor: ...
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
