@@ -41,6 +41,8 @@ def reference_with_products_of(ops: CpuOps) -> SimpleNamespace:
 class RecordingSampler:
     """Greedy; keeps what it was given."""
 
+    capturable = None
+
     def __init__(self) -> None:
         self.logits: list[Tensor] = []
         self.positions: list[Sequence[int]] = []

@@ -99,12 +99,13 @@ def test_steps_above_the_largest_size_are_eager(folder: Path) -> None:
 @pytest.mark.parametrize(
     "params",
     [
+        SamplingParams(temperature=0.0),
         SamplingParams(temperature=0.9, seed=5),
         SamplingParams(temperature=1.0, seed=6, top_k=20, top_p=0.9),
         SamplingParams(temperature=0.0, presence_penalty=1.5),
         SamplingParams(temperature=0.8, seed=7, min_tokens=4, stop_token_ids=frozenset({7})),
     ],
-    ids=["drawn", "restricted", "penalised", "long enough"],
+    ids=["greedy", "drawn", "restricted", "penalised", "long enough"],
 )
 def test_captured_draws_are_those_of_eager_steps(folder: Path, params: SamplingParams) -> None:
     drivers = [

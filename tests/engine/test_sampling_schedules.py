@@ -11,6 +11,7 @@ import pytest
 import torch
 from engine_fakes import RecordList, VirtualClock, loaded, merged, run_dry
 from penalised_runs import SEEDED, VOCAB, requests_of, straight_run, tiny_model
+from torch import Tensor
 
 from inference_server.backends.paged_backend import PagedBackend
 from inference_server.backends.torch_backend import TorchBackend
@@ -21,7 +22,7 @@ from inference_server.core.options import CacheOptions, EngineOptions, ModelOpti
 from inference_server.core.request import FinishReason, ScheduledRequest
 from inference_server.engine.engine import Engine
 from inference_server.kv_cache.factory import create_cache
-from inference_server.sampling.token_rows import Sampled, TokenSampling
+from inference_server.sampling.token_rows import Sampled, SamplingRows
 from inference_server.sampling.token_sampler import TokenSampler
 from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
 
@@ -58,9 +59,16 @@ class OverlappingBackend(PagedBackend):
         return replace(super().load(), supports_overlap=True)
 
 
-def device_sampling() -> TokenSampling:
-    sampler = DeviceTokenSampler(5, VOCAB, torch.device("cpu"))
-    return lambda logits, rows: Sampled(sampler(logits, rows))
+class DeviceSampling:
+    """Only what is enqueued on a device, here in Triton's interpreter."""
+
+    capturable = None
+
+    def __init__(self) -> None:
+        self.sampler = DeviceTokenSampler(5, VOCAB, torch.device("cpu"))
+
+    def __call__(self, logits: Tensor, rows: SamplingRows) -> Sampled:
+        return Sampled(self.sampler(logits, rows))
 
 
 def backend_of(name: str, folder: Path, max_batch_size: int = 5) -> Backend:
@@ -70,7 +78,7 @@ def backend_of(name: str, folder: Path, max_batch_size: int = 5) -> Backend:
         case "transformers":
             return TorchBackend(options, folder, TokenSampler(max_batch_size))
         case "overlapping":
-            return OverlappingBackend(options, folder, open_checkpoint, device_sampling())
+            return OverlappingBackend(options, folder, open_checkpoint, DeviceSampling())
     return PagedBackend(options, folder, open_checkpoint, TokenSampler(max_batch_size))
 
 
