@@ -2,7 +2,7 @@
 
 Beside decode attention and apart from it, so that it costs nothing where nobody asks: keys are read once more, values are not. As there,
 the grid is fixed on the host and lengths are read on the device, so a captured launch serves any context. The reference is
-`reference.MassAttention`. Importing this needs Triton.
+`MassAttention`. Importing this needs Triton.
 """
 
 from dataclasses import dataclass
