@@ -89,6 +89,14 @@ def highest_of(maxima, row, parts, PARTS: tl.constexpr):
 
 
 @triton.jit
+def _part_of_row(logits, maxima, temperatures, row, part, vocab, parts, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """Ids and values [BLOCK]; -inf behind the end of the vocabulary."""
+    ids = part * BLOCK + tl.arange(0, BLOCK)
+    highest = highest_of(maxima, row, parts, PARTS)
+    return ids, scaled(logits + row * vocab, ids, ids < vocab, highest, tl.load(temperatures + row))
+
+
+@triton.jit
 def _bin_of(values, BINS: tl.constexpr):
     bins = ((0.0 - values).to(tl.int32, bitcast=True) >> _BIN_SHIFT) - _BIN_OFFSET
     bins = tl.minimum(tl.maximum(bins, 0), BINS - 2)
@@ -113,9 +121,7 @@ def _profile_kernel(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(restricted + row) == 0:
         return
-    ids = part * BLOCK + tl.arange(0, BLOCK)
-    highest = highest_of(maxima, row, parts, PARTS)
-    values = scaled(logits + row * vocab, ids, ids < vocab, highest, tl.load(temperatures + row))
+    ids, values = _part_of_row(logits, maxima, temperatures, row, part, vocab, parts, BLOCK, PARTS)
     histogram = tl.histogram(_bin_of(values, BINS), BINS)
     tl.store(histograms + (row * parts + part) * BINS + tl.arange(0, BINS), histogram)
     if tl.load(top_p + row) > 0:
@@ -172,9 +178,7 @@ def _gather_kernel(
     begin = tl.load(found + part)
     if (tl.load(found + parts) > capacity) | (tl.load(found + part + 1) == begin):
         return
-    ids = part * BLOCK + tl.arange(0, BLOCK)
-    highest = highest_of(maxima, row, parts, PARTS)
-    values = scaled(logits + row * vocab, ids, ids < vocab, highest, tl.load(temperatures + row))
+    ids, values = _part_of_row(logits, maxima, temperatures, row, part, vocab, parts, BLOCK, PARTS)
     kept = _bin_of(values, BINS) <= tl.load(found + parts + 1)
     at = row * capacity + begin + tl.cumsum(kept.to(tl.int32)) - 1
     tl.store(candidates + at, values, mask=kept)
