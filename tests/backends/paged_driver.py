@@ -11,9 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from inference_server.backends import model_loading
 from inference_server.backends.paged_backend import PagedBackend
 from inference_server.checkpoints.safetensors_reader import open_checkpoint
 from inference_server.core.kv_layout import KVLayout
@@ -27,15 +29,8 @@ from inference_server.kernels.ops import PLAIN, Epilogue, FusedLinear
 from inference_server.sampling.token_rows import Sampled, SamplingRows, TokenSampling
 
 GREEDY = SamplingParams(temperature=0.0)
-
-
-def reference_with_products_of(ops: CpuOps) -> SimpleNamespace:
-    """The reference, but for the products: torch's own would round to bfloat16."""
-
-    def linear(weight: Tensor, epilogue: Epilogue = PLAIN) -> FusedLinear:
-        return replace(ops.linear(weight, epilogue), gated=reference.gated, add_norm=reference.add_norm)
-
-    return SimpleNamespace(**{**vars(reference), "linear": linear})
+LENGTHS = (1, 4, 9, 17, 31)  # around block (4) and window (8) edges
+PROMPTS = [torch.randint(0, 512, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in LENGTHS]
 
 
 class RecordingSampler:
@@ -168,3 +163,18 @@ class PagedDriver:
             for request, token in zip(requests, self.backend.collect(step).token_ids, strict=True):
                 request.num_inflight_tokens -= 1
                 request.token_ids.append(token)
+
+
+def compiled_and_reference(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PagedDriver, PagedDriver]:
+    """A model on compiled operations, and on the reference but for the products: torch's own would round to bfloat16."""
+    compiled = PagedDriver(folder, dtype="bfloat16")
+    ops = compiled.backend._model.ops
+    if not isinstance(ops, CpuOps):
+        pytest.skip("nothing is compiled on this machine")
+
+    def linear(weight: Tensor, epilogue: Epilogue = PLAIN) -> FusedLinear:
+        return replace(ops.linear(weight, epilogue), gated=reference.gated, add_norm=reference.add_norm)
+
+    mixed = SimpleNamespace(**{**vars(reference), "linear": linear})
+    monkeypatch.setattr(model_loading, "select_ops", lambda device, dtype: mixed)
+    return compiled, PagedDriver(folder, dtype="bfloat16")
