@@ -5,17 +5,13 @@ Block ids are shuffled, the whole arena starts as NaN, and a block that leaves t
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from math import inf
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from inference_server.backends import model_loading
 from inference_server.backends.paged_backend import PagedBackend
 from inference_server.checkpoints.safetensors_reader import open_checkpoint
 from inference_server.core.kv_layout import KVLayout
@@ -23,9 +19,6 @@ from inference_server.core.options import ModelOptions
 from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.kernels import reference
-from inference_server.kernels.cpu_ops import CpuOps
-from inference_server.kernels.ops import PLAIN, Epilogue, FusedLinear
 from inference_server.sampling.token_rows import Sampled, SamplingRows, TokenSampling
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -163,18 +156,3 @@ class PagedDriver:
             for request, token in zip(requests, self.backend.collect(step).token_ids, strict=True):
                 request.num_inflight_tokens -= 1
                 request.token_ids.append(token)
-
-
-def compiled_and_reference(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PagedDriver, PagedDriver]:
-    """A model on compiled operations, and on the reference but for the products: torch's own would round to bfloat16."""
-    compiled = PagedDriver(folder, dtype="bfloat16")
-    ops = compiled.backend._model.ops
-    if not isinstance(ops, CpuOps):
-        pytest.skip("nothing is compiled on this machine")
-
-    def linear(weight: Tensor, epilogue: Epilogue = PLAIN) -> FusedLinear:
-        return replace(ops.linear(weight, epilogue), gated=reference.gated, add_norm=reference.add_norm)
-
-    mixed = SimpleNamespace(**{**vars(reference), "linear": linear})
-    monkeypatch.setattr(model_loading, "select_ops", lambda device, dtype: mixed)
-    return compiled, PagedDriver(folder, dtype="bfloat16")

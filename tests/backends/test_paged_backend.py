@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_driver import PagedDriver, RecordingSampler, compiled_and_reference, options
+from compiled_driver import compiled_and_reference
+from paged_driver import PagedDriver, RecordingSampler, options
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from inference_server.backends.paged_backend import PagedBackend

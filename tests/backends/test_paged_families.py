@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_driver import PROMPTS, PagedDriver, compiled_and_reference
+from compiled_driver import compiled_and_reference
+from paged_driver import PROMPTS, PagedDriver
 from tiny_models import TINY, save_tiny
 
 NEW_TOKENS = 7

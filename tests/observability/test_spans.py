@@ -2,11 +2,9 @@
 
 import logging
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from ended_request import ENDED
@@ -15,14 +13,12 @@ from otlp_collector import Collector, attributes, collecting
 
 from inference_server import __version__
 from inference_server.core.clock import Clock
-from inference_server.core.options import SinkOptions
-from inference_server.core.records import EngineSnapshot, RequestRecord
+from inference_server.core.records import RequestRecord
 from inference_server.core.request import FinishReason
 from inference_server.core.request_history import EventKind, RequestEvent
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.observability.batch_writer import BatchWriter
 from inference_server.observability.run import Run
-from inference_server.observability.sinks import SinkError, Sinks
 from inference_server.observability.spans import MAX_QUEUED, SpanExporter
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -152,23 +148,3 @@ def test_a_collector_that_refuses_is_named_once_and_may_come_back(collector: Col
     exporter.close()
     assert len(collector.take(2)) == 2
     assert exporter.dropped.total == 2
-
-
-def test_without_the_extra_the_setting_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "inference_server.observability.spans", raising=False)
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(SinkError, match=r"^OTLP_ENDPOINT needs the extra `otel`: pip install 'inference-server\[otel\]'$"):
-        Sinks.create("m", SinkOptions(otlp_endpoint="http://127.0.0.1:1"), time.monotonic)
-
-
-def test_sinks_name_the_setting_and_count_what_they_lose(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SinkError, match=r"^TIMELINE_DIR: .*file"):
-        Sinks.create("m", SinkOptions(timeline_dir=tmp_path / "file"), time.monotonic)
-    sinks = Sinks.create("m", SinkOptions(tmp_path / "telemetry", tmp_path / "timeline"), time.monotonic)
-    assert len(list(sinks)) == 5
-    sinks.writing["timeline"].dropped.write_failed = 3
-    exposed = sinks.prometheus.render(EngineSnapshot(), "")[0].decode()
-    sinks.close()
-    assert 'inference_server_records_dropped_total{model_name="m",sink="timeline"} 3.0' in exposed
-    assert 'sink="telemetry"} 0.0' in exposed
