@@ -78,12 +78,14 @@ def token_weights(values):
 
 @triton.jit
 def scaled(logits, ids, in_range, highest, temperature):
+    """Logits of a row's ids, its highest at 0, by the temperature; -inf out of range."""
     values = tl.load(logits + ids, mask=in_range, other=float("-inf"))
     return tl.div_rn(values - highest, temperature)
 
 
 @triton.jit
 def highest_of(maxima, row, parts, PARTS: tl.constexpr):
+    """Of the whole row, by the maxima of its parts."""
     of_part = tl.arange(0, PARTS)
     return tl.max(tl.load(maxima + row * parts + of_part, mask=of_part < parts, other=float("-inf")))
 
@@ -121,7 +123,7 @@ def _profile_kernel(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(restricted + row) == 0:
         return
-    ids, values = _part_of_row(logits, maxima, temperatures, row, part, vocab, parts, BLOCK, PARTS)
+    _, values = _part_of_row(logits, maxima, temperatures, row, part, vocab, parts, BLOCK, PARTS)
     histogram = tl.histogram(_bin_of(values, BINS), BINS)
     tl.store(histograms + (row * parts + part) * BINS + tl.arange(0, BINS), histogram)
     if tl.load(top_p + row) > 0:
