@@ -26,7 +26,7 @@ class DeviceSampling:
 
     def __init__(self) -> None:
         self.sampler = DeviceTokenSampler(MAX_ROWS, VOCAB, torch.device("cpu"))
-        self.capturable = self.sampler.draws
+        self.capturable = self.sampler.sampler
         self.num_calls = 0
 
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Sampled:

@@ -30,7 +30,7 @@ class TokenChoice:
         self._sampler = sampler
         self._ids = torch.zeros(batch.max_rows, dtype=torch.int64, device=batch.newest_ids.device)
         self._unchanged: list[SamplingParams | None] = [None] * batch.max_rows  # by slot: parameters known to ask for nothing else
-        self._draws: DeviceSampler | None = None
+        self._capturable: DeviceSampler | None = None
         self._sizes: Sequence[int] = ()
 
     def __call__(self, hidden: Tensor, rows: SamplingRows, graphs: CudaGraphPool | None) -> Sampled:
@@ -38,9 +38,9 @@ class TokenChoice:
         num_rows, scores = len(rows.requests), None
         if num_rows:
             size = fit(self._sizes, num_rows)
-            if graphs is not None and self._draws is not None and size is not None and self._draws_as_they_are(rows):
+            if graphs is not None and self._capturable is not None and size is not None and self._draws_as_they_are(rows):
                 params = [request.sampling for request in rows.requests]
-                graphs.replay((self._draws.prepare(params, rows.positions, rows.slots), size))
+                graphs.replay((self._capturable.prepare(params, rows.positions, rows.slots), size))
             else:
                 ids, scores = self._sampler(self._model.compute_logits(hidden[:num_rows]), rows)
                 self._keep(ids)
@@ -48,15 +48,15 @@ class TokenChoice:
 
     def launches(self, hidden: Tensor, sizes: Sequence[int]) -> dict[Hashable, Callable[[], None]]:
         """What to capture for batches of these sizes, largest first; nothing where the sampler has no draw for it."""
-        draws = self._draws = self._sampler.capturable
-        if draws is None:
+        sampler = self._capturable = self._sampler.capturable
+        if sampler is None:
             return {}
         from inference_server.sampling.device_sampler import SamplingVariant  # needs Triton
 
         self._sizes = sizes
 
         def draw(variant: "SamplingVariant", size: int) -> None:
-            self._keep(draws.run(self._model.compute_logits(hidden[:size]), variant))
+            self._keep(sampler.run(self._model.compute_logits(hidden[:size]), variant))
 
         def launch(variant: "SamplingVariant", size: int) -> Callable[[], None]:
             return lambda: draw(variant, size)

@@ -28,7 +28,7 @@ class TokenSampler:
 
     @property
     def capturable(self) -> "DeviceSampler | None":
-        return self._on_device.draws if self._on_device else None
+        return self._on_device.sampler if self._on_device else None
 
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Sampled:
         scored = rows_to_score(rows.requests)
