@@ -1,6 +1,7 @@
 """Tiny random models of transformers for parity tests, with the proportions and the options of the released ones."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,6 +76,14 @@ TINY: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3-tied": lambda: qwen3(**QWEN3, tie_word_embeddings=True),
     "qwen3-moe": lambda: qwen3_moe(**QWEN3_MOE),
 }
+
+
+def save_tiny(name: str, folder: Path) -> PreTrainedModel:
+    """The model of that name, in `folder` too, with an embedding so small that where it is tied no token repeats itself."""
+    model = TINY[name]()
+    model.get_input_embeddings().weight.data *= 0.02
+    model.save_pretrained(folder)
+    return model
 
 
 def gemma4(**config: Any) -> Gemma4ForCausalLM:

@@ -27,7 +27,7 @@ from inference_server.kernels.step_rows import StepRows
 from inference_server.kernels.triton_ops import TritonOps
 from inference_server.models.attention import AttentionMetadata, GroupMetadata
 from inference_server.models.registry import Model, find_family
-from inference_server.models.weights import RandomWeights
+from inference_server.models.weights import RandomTensors, Weights
 
 BLOCK_SIZE = 16
 CUDA, DTYPE = torch.device("cuda"), torch.bfloat16
@@ -63,7 +63,7 @@ def build(name: str, ops: Ops) -> tuple[Model, int]:
     found = find_family(CONFIGS[name])
     assert found is not None
     config = found[1].config_from_dict(CONFIGS[name])
-    weights = RandomWeights(CUDA, DTYPE, ops)
+    weights = Weights(RandomTensors(), CUDA, DTYPE, ops)
     model = found[1].model(config, weights)
     looked_up = CONFIGS[name].get("hidden_size_per_layer_input", 0) * len(CONFIGS[name].get("layer_types", ())) * config.vocab_size
     if not CONFIGS[name].get("tie_word_embeddings"):

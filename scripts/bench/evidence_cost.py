@@ -97,7 +97,7 @@ def compare(model: LoadedModel, requests: int, tokens: int, rounds: int) -> tupl
             processor_s += found[1][1] * requests * tokens
         share = writing_s(all_three) / processor_s
         all_three.close()
-        lost = {name: sink.num_dropped for name, sink in all_three.writing.items()}
+        lost = {name: sink.dropped.total for name, sink in all_three.writing.items()}
         assert not any(lost.values()), lost
     return shares, share
 

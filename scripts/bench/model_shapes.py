@@ -7,7 +7,7 @@ from torch import Tensor
 from inference_server.kernels import reference
 from inference_server.kernels.ops import PLAIN, Activation, Epilogue, Experts, FusedLinear
 from inference_server.models.registry import find_family
-from inference_server.models.weights import RandomWeights
+from inference_server.models.weights import RandomTensors, Weights
 
 
 class ShapeRecorder:
@@ -34,6 +34,6 @@ def shapes_of(model: str) -> ShapeRecorder:
     found = find_family(CONFIGS[model])
     assert found is not None
     recorder = ShapeRecorder()
-    weights = RandomWeights(torch.device("meta"), torch.bfloat16, recorder)  # type: ignore[arg-type]
+    weights = Weights(RandomTensors(), torch.device("meta"), torch.bfloat16, recorder)  # type: ignore[arg-type]
     found[1].model(found[1].config_from_dict(CONFIGS[model]), weights)
     return recorder

@@ -37,6 +37,7 @@ class Recital:
     passages: Sequence[Sequence[int]]
     losses: list[float] = field(default_factory=list)
     best: dict[tuple[int, int], int] = field(default_factory=dict)  # (passage, position) to the most likely token
+    capturable: None = None
 
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Sampled:
         places = [(request.sampling.seed, position) for request, position in zip(rows.requests, rows.positions, strict=True)]

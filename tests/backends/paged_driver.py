@@ -5,10 +5,8 @@ Block ids are shuffled, the whole arena starts as NaN, and a block that leaves t
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from math import inf
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,25 +19,17 @@ from inference_server.core.options import ModelOptions
 from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.request import BlockTable, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.kernels import reference
-from inference_server.kernels.cpu_ops import CpuOps
-from inference_server.kernels.ops import PLAIN, Epilogue, FusedLinear
 from inference_server.sampling.token_rows import Sampled, SamplingRows, TokenSampling
 
 GREEDY = SamplingParams(temperature=0.0)
-
-
-def reference_with_products_of(ops: CpuOps) -> SimpleNamespace:
-    """The reference, but for the products: torch's own would round to bfloat16."""
-
-    def linear(weight: Tensor, epilogue: Epilogue = PLAIN) -> FusedLinear:
-        return replace(ops.linear(weight, epilogue), gated=reference.gated, add_norm=reference.add_norm)
-
-    return SimpleNamespace(**{**vars(reference), "linear": linear})
+LENGTHS = (1, 4, 9, 17, 31)  # around block (4) and window (8) edges
+PROMPTS = [torch.randint(0, 512, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in LENGTHS]
 
 
 class RecordingSampler:
     """Greedy; keeps what it was given."""
+
+    capturable = None
 
     def __init__(self) -> None:
         self.logits: list[Tensor] = []

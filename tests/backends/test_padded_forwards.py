@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_driver import PagedDriver
-from test_paged_families import PROMPTS, tiny
+from paged_driver import PROMPTS, PagedDriver
+from tiny_models import save_tiny
 
 pytest.importorskip("triton", reason="triton is not installed: its kernels exist on Linux only")
 
@@ -52,7 +52,7 @@ def mixed(num_tokens: int, num_sampled: int | None) -> StepShape:
 
 @pytest.mark.heavy
 def test_padding_changes_no_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny("gemma4-e2b", tmp_path)
+    save_tiny("gemma4-e2b", tmp_path)
     plain = PagedDriver(tmp_path, max_batch_size=6)
     driver, replays = padded(tmp_path, monkeypatch)
     steps = [
@@ -88,7 +88,7 @@ def test_what_is_captured_is_what_steps_ask_for(
 
     monkeypatch.setattr(model_runner, "CudaGraphPool", Captures)
     monkeypatch.setattr(model_runner, "_FEW_SAMPLED", FEW)
-    tiny(name, tmp_path)
+    save_tiny(name, tmp_path)
     runner = PagedDriver(tmp_path, max_batch_size=6).backend._runner
     monkeypatch.setattr(runner._choice, "launches", lambda hidden, sizes: {})
     runner.capture(SIZES)

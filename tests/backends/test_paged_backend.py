@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_driver import PagedDriver, RecordingSampler, options, reference_with_products_of
+from compiled_driver import compiled_and_reference
+from paged_driver import PagedDriver, RecordingSampler, options
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from inference_server.backends import model_loading
 from inference_server.backends.paged_backend import PagedBackend
 from inference_server.checkpoints.safetensors_reader import open_checkpoint
 from inference_server.core.errors import EngineDeadError, ModelLoadError, StepFailedError
@@ -116,12 +116,7 @@ def test_compiled_operations_give_the_same_bits_alone_and_batched(folder: Path, 
 def test_compiled_operations_compute_what_the_reference_does(
     folder: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled = PagedDriver(folder, dtype="bfloat16")
-    ops = compiled.backend._model.ops
-    if not isinstance(ops, CpuOps):
-        pytest.skip("nothing is compiled on this machine")
-    monkeypatch.setattr(model_loading, "select_ops", lambda device, dtype: reference_with_products_of(ops))
-    plain = PagedDriver(folder, dtype="bfloat16")
+    compiled, plain = compiled_and_reference(folder, monkeypatch)
     for driver in (compiled, plain):
         driver.generate(prompts, 1, chunk=6)
     for ours, expected in zip(compiled.sampler.logits, plain.sampler.logits, strict=True):

@@ -7,28 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_driver import PagedDriver, reference_with_products_of
-from tiny_models import TINY
-from transformers import PreTrainedModel
-
-from inference_server.backends import model_loading
-from inference_server.kernels.cpu_ops import CpuOps
+from compiled_driver import compiled_and_reference
+from paged_driver import PROMPTS, PagedDriver
+from tiny_models import TINY, save_tiny
 
 NEW_TOKENS = 7
-LENGTHS = (1, 4, 9, 17, 31)  # around block (4) and window (8) edges
-PROMPTS = [torch.randint(0, 512, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in LENGTHS]
-
-
-def tiny(name: str, folder: Path) -> PreTrainedModel:
-    model = TINY[name]()
-    model.get_input_embeddings().weight.data *= 0.02  # else a tied embedding makes every token repeat itself
-    model.save_pretrained(folder)
-    return model
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_alone_batched_chunked_resumed_and_overlapped_give_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
-    model = tiny(name, tmp_path)
+    model = save_tiny(name, tmp_path)
     alone = PagedDriver(tmp_path)
     tokens = []
     for prompt in PROMPTS:
@@ -49,13 +37,8 @@ def test_alone_batched_chunked_resumed_and_overlapped_give_the_tokens_of_transfo
 
 @pytest.mark.parametrize("name", TINY)
 def test_compiled_operations_compute_what_the_reference_does(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny(name, tmp_path)
-    compiled = PagedDriver(tmp_path, dtype="bfloat16")
-    ops = compiled.backend._model.ops
-    if not isinstance(ops, CpuOps):
-        pytest.skip("nothing is compiled on this machine")
-    monkeypatch.setattr(model_loading, "select_ops", lambda device, dtype: reference_with_products_of(ops))
-    plain = PagedDriver(tmp_path, dtype="bfloat16")
+    save_tiny(name, tmp_path)
+    compiled, plain = compiled_and_reference(tmp_path, monkeypatch)
     for driver in (compiled, plain):
         driver.generate(PROMPTS, 1, chunk=6)
     ours, expected = torch.cat(compiled.sampler.logits), torch.cat(plain.sampler.logits)
@@ -66,6 +49,6 @@ def test_compiled_operations_compute_what_the_reference_does(name: str, tmp_path
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", TINY)
 def test_on_cuda_the_tokens_are_the_same(name: str, tmp_path: Path) -> None:
-    tiny(name, tmp_path)
+    save_tiny(name, tmp_path)
     tokens = PagedDriver(tmp_path).generate(PROMPTS, NEW_TOKENS)
     assert PagedDriver(tmp_path, device="cuda").generate(PROMPTS, NEW_TOKENS, chunk=6) == tokens

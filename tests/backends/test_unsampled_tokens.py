@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from paged_driver import PagedDriver
-from test_paged_families import PROMPTS, tiny
+from paged_driver import PROMPTS, PagedDriver
+from tiny_models import save_tiny
 
 from inference_server.backends.null_plan import null_plan
 from inference_server.core.plan import StepPlan
@@ -22,14 +22,14 @@ SCORED = SamplingParams(temperature=0.0, prompt_logprobs=2)
 @pytest.fixture(scope="module", params=["gemma4-e2b", "gemma4-e4b"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
-    tiny(request.param, path)
+    save_tiny(request.param, path)
     return path
 
 
 @pytest.fixture(scope="module")
 def unshared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("unshared")
-    tiny("gemma4-12b", path)
+    save_tiny("gemma4-12b", path)
     return path
 
 

@@ -97,8 +97,13 @@ def test_damage_is_found_at_open(sharded: Path) -> None:
         open_checkpoint(sharded)
 
 
+def test_a_tensor_of_another_shape_is_refused_by_name(sharded: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tensor b has the shape \(2, 2\), not \(4,\)"):
+        open_checkpoint(sharded).copy("b", torch.empty(4))
+
+
 def test_empty_folder_and_unknown_tensor(tmp_path: Path, sharded: Path) -> None:
-    with pytest.raises(CheckpointError, match="tensor z is missing"):
+    with pytest.raises(CheckpointError, match="no tensor z"):
         open_checkpoint(sharded).shape("z")
     with pytest.raises(CheckpointError, match="neither"):
         open_checkpoint(tmp_path / "nowhere")

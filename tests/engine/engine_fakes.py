@@ -9,7 +9,7 @@ from threading import Event
 
 from inference_server.core.kv_layout import KVLayout, LayerGroup
 from inference_server.core.model_spec import GenerationDefaults, ModelSpec
-from inference_server.core.options import SchedulerOptions
+from inference_server.core.options import EngineOptions, SchedulerOptions
 from inference_server.core.outputs import OutputDelta
 from inference_server.core.plan import StepPlan, StepResult, TokenMasks
 from inference_server.core.records import RequestRecord, StepRecord
@@ -122,6 +122,15 @@ def loaded(
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}, stop_strings=("<turn>",))
     scheduler = scheduler or scheduler_of()
     return LoadedModel(backend, scheduler, tokenizer, template, spec, GenerationDefaults(temperature=0.0), spec.max_model_len, 0)
+
+
+def engine_on(
+    model: LoadedModel, clock: VirtualClock | None = None, sink: RecordList | None = None, options: EngineOptions | None = None
+) -> Engine:
+    """Loaded, and without a thread."""
+    engine = Engine(lambda: model, options or EngineOptions(), [sink] if sink else [], clock or VirtualClock())
+    engine.load()
+    return engine
 
 
 def scheduled(text: str, request_id: str = "r", arrival_time: float = 100.0, **sampling: object) -> ScheduledRequest:

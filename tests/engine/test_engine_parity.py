@@ -133,7 +133,9 @@ def test_aborts_and_lost_steps_never_touch_other_requests(seed: int, overlap: bo
 
 def test_the_engine_loads_no_torch_and_no_web_framework() -> None:
     code = (
-        "import sys, inference_server.engine.async_engine, inference_server.backends.fake_backend\n"
+        "import sys, inference_server.engine.engine\n"
+        "assert 'llguidance' not in sys.modules, 'the tests of a bare GPU machine run this thread'\n"
+        "import inference_server.engine.async_engine, inference_server.backends.fake_backend\n"
         "heavy = {'torch', 'transformers', 'pydantic', 'fastapi', 'starlette', 'uvicorn'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 import torch
 from engine_fakes import RecordList, loaded, merged, run_dry, scheduled
+from engine_fakes import engine_on as echo_engine_on
 from penalised_runs import VOCAB, requests_of, tiny_model
-from test_engine_step import engine_on as echo_engine_on
-from test_sampling_schedules import backend_of, engine_on
+from real_engines import backend_of, engine_on
 
 from inference_server.core.logprobs import TokenLogprobs
 from inference_server.core.request import FinishReason, ScheduledRequest

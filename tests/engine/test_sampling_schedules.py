@@ -9,27 +9,11 @@ from random import Random
 
 import pytest
 import torch
-from engine_fakes import RecordList, VirtualClock, loaded, merged, run_dry
-from penalised_runs import SEEDED, VOCAB, requests_of, straight_run, tiny_model
+from engine_fakes import RecordList, merged, run_dry
+from penalised_runs import SEEDED, requests_of, straight_run, tiny_model
+from real_engines import backend_of, engine_on
 
-from inference_server.backends.paged_backend import PagedBackend
-from inference_server.backends.torch_backend import TorchBackend
-from inference_server.checkpoints.safetensors_reader import open_checkpoint
-from inference_server.core.kv_layout import KVLayout
-from inference_server.core.model_spec import ModelSpec
-from inference_server.core.options import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from inference_server.core.request import FinishReason, ScheduledRequest
-from inference_server.engine.engine import Engine
-from inference_server.kv_cache.factory import create_cache
-from inference_server.sampling.token_rows import Sampled, TokenSampling
-from inference_server.sampling.token_sampler import TokenSampler
-from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
-
-pytest.importorskip("triton", reason="triton is not installed: its kernels exist on Linux only")
-
-from inference_server.sampling.device_token_sampler import DeviceTokenSampler
-
-Backend = PagedBackend | TorchBackend
 
 
 @pytest.fixture(scope="module")
@@ -39,45 +23,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def engine_on(backend: Backend, num_blocks: int, sink: RecordList, max_batch_size: int = 5, max_batched_tokens: int = 32) -> Engine:
-    spec = backend.load()
-    layout = KVLayout.from_num_blocks(spec.groups, 8, num_blocks)
-    backend.allocate(layout)
-    options = SchedulerOptions(max_batch_size=max_batch_size, max_batched_tokens=max_batched_tokens, prefill_chunk_size=12)
-    scheduler = ContinuousBatchScheduler(create_cache(layout, CacheOptions()), options, supports_mixed=spec.supports_mixed)
-    model = replace(loaded(scheduler=scheduler), backend=backend, spec=spec)
-    engine = Engine(lambda: model, EngineOptions(), [sink], VirtualClock())
-    engine.load()
-    return engine
-
-
-class OverlappingBackend(PagedBackend):
-    """The way of CUDA on the CPU: a step is sampled while the tokens of the one before are not on the host."""
-
-    def load(self) -> ModelSpec:
-        return replace(super().load(), supports_overlap=True)
-
-
-def device_sampling() -> TokenSampling:
-    sampler = DeviceTokenSampler(5, VOCAB, torch.device("cpu"))
-    return lambda logits, rows: Sampled(sampler(logits, rows))
-
-
-def backend_of(name: str, folder: Path, max_batch_size: int = 5) -> Backend:
-    device = "cuda" if name == "cuda" else "cpu"
-    options = ModelOptions("tiny", None, folder, device=device, dtype="float32", max_batch_size=max_batch_size)
-    match name:
-        case "transformers":
-            return TorchBackend(options, folder, TokenSampler(max_batch_size))
-        case "overlapping":
-            return OverlappingBackend(options, folder, open_checkpoint, device_sampling())
-    return PagedBackend(options, folder, open_checkpoint, TokenSampler(max_batch_size))
-
-
 @pytest.mark.parametrize("name", ["paged", "transformers", "overlapping", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_random_schedules_give_the_tokens_of_straight_runs(folder: Path, name: str) -> None:
     sink, requests = RecordList(), list(requests_of(Random(3), 24))
-    if name == "overlapping":  # a search for a set takes long in the interpreter
+    if name == "overlapping":
+        pytest.importorskip("triton", reason="triton is not installed: its kernels exist on Linux only")
+        # A search for a set takes long in the interpreter.
         requests = [replace(r, sampling=replace(r.sampling, top_p=1.0)) for r in requests[:12]]
     with torch.inference_mode():
         model = tiny_model()

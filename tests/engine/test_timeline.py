@@ -18,6 +18,8 @@ from inference_server.core.phases import Phase
 from inference_server.core.plan import StepPlan
 from inference_server.engine.engine import Engine
 from inference_server.engine.loaded_model import LoadedModel
+from inference_server.observability.batch_writer import BatchWriter
+from inference_server.observability.run import Run
 from inference_server.observability.timeline import Timeline
 
 TOOLS = Path(__file__).parents[2] / "scripts" / "tools"
@@ -30,9 +32,9 @@ def ticking(clock: VirtualClock, seconds: float) -> Callable[[StepPlan], None]:
     return tick
 
 
-def engine_with_timeline(folder: Path, max_batch_size: int, num_blocks: int = 256, overlap: bool = False) -> tuple[Engine, Timeline]:
+def engine_with_timeline(folder: Path, max_batch_size: int, num_blocks: int = 256, overlap: bool = False) -> tuple[Engine, BatchWriter]:
     clock = VirtualClock()
-    timeline = Timeline(folder, "m", clock, wall_clock=lambda: 0.0)
+    timeline = BatchWriter("timeline", Timeline(folder, Run("m", clock, started_at=0.0, epoch=-clock())))
     backend = EchoBackend(before_launch=ticking(clock, 0.01), before_collect=ticking(clock, 0.005))
     model = loaded(backend, scheduler_of(max_batch_size, num_blocks), overlap=overlap)
     engine = Engine(lambda: model, EngineOptions(), [timeline], clock)

@@ -1,8 +1,19 @@
 """What both compiled linear layers of a CPU promise: a row's bits depend neither on the rest of the batch nor on the number of threads."""
 
+import pytest
 import torch
 
+from inference_server.kernels.cpu_jit import can_compile
+from inference_server.kernels.cpu_vectors import VectorUnit, cpu_features, vector_unit
 from inference_server.kernels.ops import Linear
+
+
+def this_machines(wanted: VectorUnit) -> VectorUnit:
+    """The unit, or a skipped test where some of its instructions are missing."""
+    widest = vector_unit(cpu_features()) if can_compile() else None
+    if widest is None or widest.lanes < wanted.lanes or (wanted.dot and not widest.dot) or (wanted.tiles and not widest.tiles):
+        pytest.skip("not on this machine")
+    return wanted
 
 
 def check_rows_do_not_depend_on_their_batch(linear: Linear, x: torch.Tensor) -> None:

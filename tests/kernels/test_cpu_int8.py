@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 import torch
-from cpu_linear_checks import check_rows_do_not_depend_on_their_batch, check_threads_change_nothing
+from cpu_linear_checks import check_rows_do_not_depend_on_their_batch, check_threads_change_nothing, this_machines
 from torch import Tensor
 from torch.nn import functional
 
@@ -25,11 +25,7 @@ def compiled(unit: VectorUnit) -> tuple[CompiledKernel, CompiledKernel]:
 @pytest.fixture(params=[VectorUnit(8, False), VectorUnit(8, True), VectorUnit(16, False), VectorUnit(16, True)], ids=str)
 def unit(request: pytest.FixtureRequest) -> VectorUnit:
     """Every kind of unit whose instructions this machine has."""
-    widest = vector_unit(cpu_features()) if can_compile() else None
-    wanted: VectorUnit = request.param
-    if widest is None or widest.lanes < wanted.lanes or (wanted.dot and not widest.dot):
-        pytest.skip("not on this machine")
-    return wanted
+    return this_machines(request.param)
 
 
 def random_weight(num_features: int, k: int, seed: int = 0) -> QuantizedWeight:

@@ -4,14 +4,13 @@ from functools import cache
 
 import pytest
 import torch
-from cpu_linear_checks import check_rows_do_not_depend_on_their_batch, check_threads_change_nothing
+from cpu_linear_checks import check_rows_do_not_depend_on_their_batch, check_threads_change_nothing, this_machines
 
-from inference_server.kernels.cpu_jit import can_compile
 from inference_server.kernels.cpu_linear import PackedLinear
 from inference_server.kernels.cpu_linears import CpuLinears
 from inference_server.kernels.cpu_ops import CpuOps
 from inference_server.kernels.cpu_tile_linear import TileLinear
-from inference_server.kernels.cpu_vectors import VectorUnit, cpu_features, vector_unit
+from inference_server.kernels.cpu_vectors import VectorUnit, vector_unit
 from inference_server.kernels.ops import Linear
 from inference_server.kernels.reference import StockLinear
 
@@ -26,11 +25,7 @@ def linears(unit: VectorUnit) -> CpuLinears:
 @pytest.fixture(params=[VectorUnit(8, False), VectorUnit(16, False), VectorUnit(16, False, tiles=True)], ids=str)
 def unit(request: pytest.FixtureRequest) -> VectorUnit:
     """Every width of register that this machine has, and its matrix unit."""
-    widest = vector_unit(cpu_features()) if can_compile() else None
-    wanted: VectorUnit = request.param
-    if widest is None or widest.lanes < wanted.lanes or (wanted.tiles and not widest.tiles):
-        pytest.skip("not on this machine")
-    return wanted
+    return this_machines(request.param)
 
 
 def packed(weight: torch.Tensor, unit: VectorUnit) -> Linear:

@@ -5,7 +5,7 @@ import torch
 from attention_case import Case
 from torch import Tensor
 
-from inference_server.kernels import reference
+from inference_server.kernels import reference, reference_attention
 from inference_server.kernels.ops import Activation
 from inference_server.kernels.reference import moe_experts, paged_attention, rms_norm, rope, route
 from inference_server.kernels.step_rows import StepRows
@@ -51,8 +51,8 @@ def test_block_and_window_edges(total: int, window: int | None) -> None:
 
 
 def test_long_rows_are_cut_into_query_chunks_and_packs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "QUERY_CHUNK", 4)
-    monkeypatch.setattr(reference, "PACK_KEYS", 32)
+    monkeypatch.setattr(reference_attention, "QUERY_CHUNK", 4)
+    monkeypatch.setattr(reference_attention, "PACK_KEYS", 32)
     for window in (None, 6):
         case = Case([(1, 9), (1, 31), (1, 2), (1, 40), (1, 8), (15, 15), (9, 30)], 4, 2, window)
         torch.testing.assert_close(case.reference().double(), expected(case), atol=2e-6, rtol=1e-5)
@@ -79,7 +79,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
 @pytest.mark.parametrize("pack_keys", [2048, 32])
 def test_block_mass_is_what_single_token_rows_attend_to(monkeypatch: pytest.MonkeyPatch, pack_keys: int) -> None:
-    monkeypatch.setattr(reference, "PACK_KEYS", pack_keys)
+    monkeypatch.setattr(reference_attention, "PACK_KEYS", pack_keys)
     case = Case([(1, 9), (1, 31), (1, 1), (1, 12), (6, 14)], 4, 2, None)
     starts, lengths = case.cu_seqlens_q.tolist(), case.seq_lens.tolist()
     rows = StepRows(starts, lengths, case.cu_seqlens_q, case.seq_lens, num_single=4)

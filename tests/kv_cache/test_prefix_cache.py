@@ -1,83 +1,13 @@
-"""What can be reused, from where, and what goes first: the prefix cache by example, through the cache manager's books."""
-
-from collections.abc import Sequence
+"""What can be reused, and from where: the prefix cache by example, through the cache manager's books."""
 
 import pytest
+from cache_driver import BLOCK, FULL_ONLY, WINDOW_8, Cache, prompt
 
 from inference_server.core.kv_layout import KVLayout, LayerGroup
-from inference_server.core.request import ScheduledRequest
-from inference_server.core.sampling_params import SamplingParams
 from inference_server.kv_cache.block_pool import BlockPool
-from inference_server.kv_cache.cache_manager import CacheManager
-from inference_server.kv_cache.eviction import H2O, LRU, EvictionPolicy, SinkLRU
+from inference_server.kv_cache.eviction import LRU
 from inference_server.kv_cache.prefix_cache import PrefixCache
-from inference_server.kv_cache.prefix_names import PrefixNames
 from inference_server.kv_cache.prefix_node import PrefixNode
-
-BLOCK = 4
-FULL_ONLY = (LayerGroup((0,), 1, 1, 1),)
-WINDOW_8 = (LayerGroup((0, 1), 1, 1, 1), LayerGroup((2, 3, 4), 1, 1, 1, window=8))
-
-
-class Cache(CacheManager):
-    """A cache manager that runs requests as a scheduler would, one block a step."""
-
-    def __init__(
-        self,
-        groups: tuple[LayerGroup, ...] = FULL_ONLY,
-        num_slabs: int = 101,
-        policy: EvictionPolicy | None = None,
-        names: PrefixNames | None = None,
-    ) -> None:
-        self.pool = BlockPool(KVLayout(groups, BLOCK, num_slabs))
-        self.prefix = PrefixCache(self.pool, policy or LRU(), names)
-        super().__init__(self.pool, self.prefix)
-        self.running: list[ScheduledRequest] = []
-        self.num_started = 0
-
-    def start(self, token_ids: Sequence[int], salt: str = "") -> ScheduledRequest:
-        self.num_started += 1
-        request = ScheduledRequest(f"r{self.num_started}", list(token_ids), SamplingParams(), arrival_time=0.0, cache_salt=salt)
-        self.match_prefix(request)
-        self.count_hits(request)
-        self.running.append(request)
-        self.check_integrity(self.running)
-        return request
-
-    def compute(self, request: ScheduledRequest, num_tokens: int | None = None) -> bool:
-        """Up to so many tokens, collected; False if the memory ends before."""
-        end = len(request.token_ids) if num_tokens is None else num_tokens
-        while request.num_computed_tokens < end:
-            target = min(end, (request.num_computed_tokens // BLOCK + 1) * BLOCK)
-            self.drop_out_of_window(request)
-            if not self.extend(request, target):
-                return False
-            request.num_computed_tokens = request.num_collected_tokens = target
-            self.commit(request)
-            self.check_integrity(self.running)
-        return True
-
-    def end(self, request: ScheduledRequest) -> None:
-        self.running.remove(request)
-        self.free(request)
-        self.check_integrity(self.running)
-
-    def run(self, token_ids: Sequence[int], salt: str = "") -> int:
-        """The tokens that were cached."""
-        request = self.start(token_ids, salt)
-        assert self.compute(request)
-        self.end(request)
-        return request.num_cached_tokens
-
-    def cached(self, token_ids: Sequence[int], salt: str = "") -> int:
-        """What a request of these tokens would find, nothing else changed but the times of use."""
-        request = self.start(token_ids, salt)
-        self.end(request)
-        return request.num_cached_tokens
-
-
-def prompt(start: int, num_tokens: int) -> list[int]:
-    return list(range(start, start + num_tokens))
 
 
 @pytest.mark.parametrize("groups", [FULL_ONLY, WINDOW_8])
@@ -220,98 +150,6 @@ def test_a_chat_that_drops_what_was_generated_resumes_before_it() -> None:
         # Behind the latest prompt, and behind an earlier one only while its answer is there for a fork.
         assert cache.cached(prompt(0, 20 * turn) + prompt(500, 20)) == 20 * turn - BLOCK
         assert [node.depth for node in cache.prefix._nodes() if node.is_prompt_end] == [5 * turn - 1]
-
-
-def test_children_go_before_parents() -> None:
-    cache = Cache()
-    cache.run(prompt(0, 20))
-    for left in (16, 12, 8, 4, 0):
-        assert cache.prefix.evict()
-        assert cache.cached(prompt(0, 21)) == left
-    assert not cache.prefix.evict()
-    assert cache.stats().cached_blocks == 0
-
-
-def test_what_is_in_use_cannot_be_evicted() -> None:
-    cache = Cache(WINDOW_8, num_slabs=10)
-    request = cache.start(prompt(0, 48))
-    assert cache.compute(request)
-    while cache.prefix.evict():
-        cache.check_integrity(cache.running)
-    other = cache.start(prompt(100, 40))
-    assert not cache.compute(other)
-    assert cache.stats().used_bytes <= cache.stats().total_bytes
-    cache.end(other)
-    cache.end(request)
-    assert cache.cached(prompt(0, 49)) == 48
-
-
-@pytest.mark.parametrize(("policy", "survivor"), [(LRU(), 200), (SinkLRU(2), 0)])
-def test_sink_lru_spares_the_start_of_the_oldest_prompt(policy: EvictionPolicy, survivor: int) -> None:
-    cache = Cache(policy=policy)
-    cache.run(prompt(0, 8))
-    cache.run(prompt(200, 16))
-    cache.prefix.evict()
-    cache.prefix.evict()
-    # LRU takes both blocks of the older prompt; SinkLRU the two of the newer one that are no sinks.
-    assert (cache.cached(prompt(0, 9)), cache.cached(prompt(200, 17))) == ((0, 16) if survivor else (8, 8))
-
-
-def test_sinks_go_when_nothing_else_is_left() -> None:
-    cache = Cache(num_slabs=11, policy=SinkLRU(4))
-    cache.run(prompt(0, 16))
-    cache.run(prompt(100, 16))
-    assert cache.run(prompt(200, 40)) == 0
-    assert cache.cached(prompt(0, 17)) == cache.cached(prompt(100, 17)) == 0
-
-
-def masses(cache: Cache, by_depth: dict[tuple[int, int], float]) -> list[float]:
-    """By block: that of the nodes whose first token and depth are named."""
-    mass = [0.0] * cache.pool.layout.num_blocks(0)
-    for node in cache.prefix._nodes():
-        mass[node.block] = by_depth.get((int(node.path()[0].key[1]), node.depth), 0.0)
-    return mass
-
-
-@pytest.mark.parametrize(("policy", "left"), [(LRU(), (0, 16)), (H2O(), (8, 8))])
-def test_h2o_spares_the_branch_that_was_attended_to(policy: EvictionPolicy, left: tuple[int, int]) -> None:
-    cache = Cache(policy=policy)
-    cache.run(prompt(0, 8))
-    cache.run(prompt(200, 16))
-    # The older prompt's hitter is not its leaf, and outweighs all of the newer one.
-    cache.prefix.observe_mass(masses(cache, {(0, 1): 5.0, (200, 1): 1.0, (200, 4): 2.0}))
-    for _ in range(2):
-        cache.prefix.evict()
-        cache.check_integrity([])
-    assert (cache.cached(prompt(0, 9)), cache.cached(prompt(200, 17))) == left
-
-
-def test_h2o_follows_the_latest_mass_and_gives_up_a_whole_branch_before_the_next() -> None:
-    cache = Cache(policy=H2O())
-    system = prompt(0, 8)
-    for start in (100, 200):
-        cache.run(system + prompt(start, 12))
-    mass = [0.0] * cache.pool.layout.num_blocks(0)
-    for second, first in ((1.0, 2.0), (2.0, 1.0)):
-        for node in cache.prefix._nodes():
-            mass[node.block] = {100: first, 200: second}.get(int(node.path()[2].key[0]) if node.depth == 3 else -1, 0.0)
-        cache.prefix.observe_mass(mass)
-    for _ in range(3):
-        cache.prefix.evict()
-    assert (cache.cached(system + prompt(100, 13)), cache.cached(system + prompt(200, 13))) == (8, 20)
-
-
-def test_h2o_keeps_what_is_newer_than_its_measurement_and_evicts_it_by_lru() -> None:
-    cache = Cache(policy=H2O())
-    cache.run(prompt(0, 8))
-    cache.prefix.observe_mass([9.0] * cache.pool.layout.num_blocks(0))
-    cache.run(prompt(100, 8))
-    cache.run(prompt(200, 8))
-    for expected in ((4, 8, 8), (0, 8, 8), (0, 4, 8), (0, 0, 8)):
-        cache.prefix.evict()
-        nodes = [node for node in cache.prefix._nodes() if not node.children]
-        found = {int(node.path()[0].key[1]): 4 * node.depth for node in nodes}
-        assert tuple(found.get(start, 0) for start in (0, 100, 200)) == expected
 
 
 def test_a_repeated_prompt_takes_the_exact_match() -> None:

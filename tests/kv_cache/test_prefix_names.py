@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from test_prefix_cache import BLOCK, FULL_ONLY, WINDOW_8, Cache, prompt
+from cache_driver import BLOCK, FULL_ONLY, WINDOW_8, Cache, prompt
 
 from inference_server.core.chunk_hash import ChunkHasher
 from inference_server.core.kv_layout import LayerGroup

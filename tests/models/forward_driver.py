@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import LayerGroup
-from inference_server.kernels.reference import PagedAttention
+from inference_server.kernels.reference_attention import PagedAttention
 from inference_server.models.attention import AttentionMetadata, GroupMetadata
 from inference_server.models.registry import ModelConfig
 from inference_server.models.weights import Weights
@@ -25,10 +26,10 @@ class DictSource:
     def names(self) -> list[str]:
         return list(self.tensors)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.tensors[name].shape)
-
     def copy(self, name: str, out: Tensor) -> None:
+        if name not in self.tensors:
+            raise ModelLoadError(f"no tensor {name}")
+        assert out.shape == self.tensors[name].shape
         out.copy_(self.tensors[name])
 
     def close(self) -> None:

@@ -17,7 +17,8 @@ from inference_server.kernels.ops import PLAIN, Epilogue, FusedLinear
 from inference_server.kernels.reference import StockLinear, add_norm, gated
 from inference_server.models.attention import FULL, SLIDING
 from inference_server.models.fields import RopeParameters
-from inference_server.models.gemma4 import Gemma4, Gemma4Config
+from inference_server.models.gemma4 import Gemma4
+from inference_server.models.gemma4_config import Gemma4Config
 from inference_server.models.weights import Weights
 
 GEMMAS = [name for name in TINY if name.startswith("gemma4")]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from inference_server.models.registry import find_family
-from inference_server.models.weights import RandomWeights
+from inference_server.models.weights import RandomTensors, Weights
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "released_configs.py"
 spec = importlib.util.spec_from_file_location("released_configs", SCRIPT)
@@ -19,7 +19,7 @@ spec.loader.exec_module(released_configs)
 def num_parameters(config: dict[str, object]) -> int:
     found = find_family(config)
     assert found is not None
-    weights = RandomWeights(torch.device("meta"), torch.bfloat16)
+    weights = Weights(RandomTensors(), torch.device("meta"), torch.bfloat16)
     found[1].model(found[1].config_from_dict(config), weights)
     return weights.num_parameters
 

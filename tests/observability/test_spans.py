@@ -2,11 +2,9 @@
 
 import logging
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from ended_request import ENDED
@@ -14,13 +12,14 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from otlp_collector import Collector, attributes, collecting
 
 from inference_server import __version__
-from inference_server.core.options import SinkOptions
-from inference_server.core.records import EngineSnapshot, RequestRecord
+from inference_server.core.clock import Clock
+from inference_server.core.records import RequestRecord
 from inference_server.core.request import FinishReason
 from inference_server.core.request_history import EventKind, RequestEvent
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.observability.sinks import SinkError, Sinks
-from inference_server.observability.spans import SpanExporter
+from inference_server.observability.batch_writer import BatchWriter
+from inference_server.observability.run import Run
+from inference_server.observability.spans import MAX_QUEUED, SpanExporter
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 RECORD = replace(
@@ -49,12 +48,16 @@ def sdk_logger() -> Iterator[logging.Logger]:
     logger.disabled = False
 
 
+def exporting(endpoint: str, model_name: str = "m", clock: Clock = time.monotonic, max_queued: int = MAX_QUEUED) -> BatchWriter:
+    return BatchWriter("spans", SpanExporter(endpoint, Run.begin(model_name, clock)), max_queued)
+
+
 def spans_of(collector: Collector, record: RequestRecord, number: int) -> dict[str, Span]:
-    exporter = SpanExporter(collector.endpoint, "a-model", lambda: 110.0)
+    exporter = exporting(collector.endpoint, "a-model", lambda: 110.0)
     exporter.on_request(record)
     exporter.close()
     exporter.close()
-    assert exporter.num_dropped == 0
+    assert exporter.dropped.total == 0
     found = {span.name: span for span in collector.take(number)}
     assert len(found) == number
     assert collector.empty
@@ -108,7 +111,7 @@ def test_a_refused_request_has_an_error_and_only_waited(collector: Collector) ->
 
 
 def test_a_client_that_does_not_sample_gets_no_spans(collector: Collector) -> None:
-    exporter = SpanExporter(collector.endpoint + "/v1/traces", "m", time.monotonic)
+    exporter = exporting(collector.endpoint + "/v1/traces")
     exporter.on_request(replace(RECORD, traceparent=f"00-{TRACE}-{PARENT}-00"))
     exporter.on_request(NEVER_RAN)
     exporter.close()
@@ -119,24 +122,24 @@ def test_a_client_that_does_not_sample_gets_no_spans(collector: Collector) -> No
 def test_a_dead_collector_costs_spans_and_nobody_s_time() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and never listens
-        exporter = SpanExporter(f"http://127.0.0.1:{nobody.getsockname()[1]}", "m", time.monotonic, max_queued=50)
+        exporter = exporting(f"http://127.0.0.1:{nobody.getsockname()[1]}", max_queued=50)
         started = time.monotonic()
         for _ in range(20_000):
             exporter.on_request(NEVER_RAN)
         assert time.monotonic() - started < 2, "the queue held the engine up"
         exporter.close()
         assert time.monotonic() - started < 8
-        exporter._writer._thread.join()  # it says what it lost before it ends
-    assert exporter.num_dropped >= 20_000 - 50
+        exporter._thread.join()  # it says what it lost before it ends
+    assert exporter.dropped.total >= 20_000 - 50
 
 
 def test_a_collector_that_refuses_is_named_once_and_may_come_back(collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
-    exporter = SpanExporter(collector.endpoint, "m", time.monotonic)
+    exporter = exporting(collector.endpoint)
     collector.status = 400
     for expected in (1, 2):
         exporter.on_request(NEVER_RAN)
         end = time.monotonic() + 5
-        while exporter.num_dropped < expected:
+        while exporter.dropped.total < expected:
             assert time.monotonic() < end
             time.sleep(0.01)
     assert caplog.text.count("OTLP_ENDPOINT") == caplog.text.count("code: 400") == 1, "that it fails and why, once"
@@ -144,24 +147,4 @@ def test_a_collector_that_refuses_is_named_once_and_may_come_back(collector: Col
     exporter.on_request(NEVER_RAN)
     exporter.close()
     assert len(collector.take(2)) == 2
-    assert exporter.num_dropped == 2
-
-
-def test_without_the_extra_the_setting_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "inference_server.observability.spans", raising=False)
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(SinkError, match=r"^OTLP_ENDPOINT needs the extra `otel`: pip install 'inference-server\[otel\]'$"):
-        Sinks.create("m", SinkOptions(otlp_endpoint="http://127.0.0.1:1"), time.monotonic)
-
-
-def test_sinks_name_the_setting_and_count_what_they_lose(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SinkError, match=r"^TIMELINE_DIR: .*file"):
-        Sinks.create("m", SinkOptions(timeline_dir=tmp_path / "file"), time.monotonic)
-    sinks = Sinks.create("m", SinkOptions(tmp_path / "telemetry", tmp_path / "timeline"), time.monotonic)
-    assert len(list(sinks)) == 5
-    sinks.writing["timeline"]._writer.num_failed = 3  # type: ignore[attr-defined]
-    exposed = sinks.prometheus.render(EngineSnapshot(), "")[0].decode()
-    sinks.close()
-    assert 'inference_server_records_dropped_total{model_name="m",sink="timeline"} 3.0' in exposed
-    assert 'sink="telemetry"} 0.0' in exposed
+    assert exporter.dropped.total == 2

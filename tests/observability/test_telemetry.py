@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from ended_request import ENDED
 
+from inference_server.core.clock import Clock
+from inference_server.observability.batch_writer import MAX_QUEUED, BatchWriter
+from inference_server.observability.run import Run
 from inference_server.observability.telemetry import SCHEMA_VERSION, Telemetry
 
 RECORD = replace(
@@ -17,6 +20,11 @@ RECORD = replace(
     trace_id="trace",
     fairness_key="key:1",
 )
+
+
+def started(folder: Path, clock: Clock = time.monotonic, max_queued: int = MAX_QUEUED) -> tuple[Telemetry, BatchWriter]:
+    telemetry = Telemetry(folder, Run.begin("the model", clock))
+    return telemetry, BatchWriter("telemetry", telemetry, max_queued)
 
 
 def read(telemetry: Telemetry, query: str) -> list[dict[str, Any]]:
@@ -33,10 +41,10 @@ def meta(telemetry: Telemetry) -> dict[str, Any]:
 
 
 def test_a_row_says_when_each_phase_was_and_how_long_it_took(tmp_path: Path) -> None:
-    telemetry = Telemetry(tmp_path / "made" / "here", "model", lambda: 110.0)
+    telemetry, writer = started(tmp_path / "made" / "here", lambda: 110.0)
     before = time.time()
-    telemetry.on_request(RECORD)
-    telemetry.close()
+    writer.on_request(RECORD)
+    writer.close()
     (row,) = read(telemetry, "SELECT * FROM requests WHERE trace_id = 'trace'")
     assert row["arrival_time"] == pytest.approx(before - 10, abs=5)
     times = ("arrival_time", "admitted_time", "first_token_time", "end_time")
@@ -49,76 +57,76 @@ def test_a_row_says_when_each_phase_was_and_how_long_it_took(tmp_path: Path) -> 
 
 
 def test_a_request_that_never_ran_has_only_waited(tmp_path: Path) -> None:
-    telemetry = Telemetry(tmp_path, "model", lambda: 110.0)
-    telemetry.on_request(replace(RECORD, admitted_time=None, first_token_time=None, error_code="overloaded"))
-    telemetry.close()
+    telemetry, writer = started(tmp_path, lambda: 110.0)
+    writer.on_request(replace(RECORD, admitted_time=None, first_token_time=None, error_code="overloaded"))
+    writer.close()
     (row,) = read(telemetry, "SELECT * FROM requests")
     assert [row[name] for name in ("admitted_time", "prefill_s", "decode_s", "ttft_s")] == [None] * 4
     assert round(row["queue_s"], 3) == 6
 
 
 def test_a_trace_may_have_many_requests_and_is_found_by_its_index(tmp_path: Path) -> None:
-    telemetry = Telemetry(tmp_path, "model", time.monotonic)
+    telemetry, writer = started(tmp_path)
     for index in range(3000):
-        telemetry.on_request(replace(RECORD, request_id=str(index), trace_id=str(index % 10)))
-    telemetry.close()
+        writer.on_request(replace(RECORD, request_id=str(index), trace_id=str(index % 10)))
+    writer.close()
     assert read(telemetry, "SELECT count(*) AS n FROM requests WHERE trace_id = '3'") == [{"n": 300}]
     (plan,) = read(telemetry, "EXPLAIN QUERY PLAN SELECT * FROM requests WHERE trace_id = '3'")
     assert "requests_by_trace" in plan["detail"]
 
 
 def test_meta_says_what_the_run_was_and_whether_it_ended(tmp_path: Path) -> None:
-    telemetry = Telemetry(tmp_path, "the model", time.monotonic)
+    telemetry, writer = started(tmp_path)
     open_meta = meta(telemetry)
     assert (open_meta["schema_version"], open_meta["model_name"]) == (SCHEMA_VERSION, "the model")
     assert (open_meta["dropped_queue_full"], open_meta["dropped_write_failed"]) == (0, 0)
     assert "ended_at" not in open_meta
-    telemetry.close()
-    telemetry.close()
+    writer.close()
+    writer.close()
     assert meta(telemetry)["ended_at"] >= open_meta["started_at"]
 
 
 @pytest.mark.alone
 def test_rows_are_there_for_readers_within_a_second_while_the_run_goes_on(tmp_path: Path) -> None:
-    telemetry = Telemetry(tmp_path, "model", time.monotonic)
-    telemetry.on_request(RECORD)
+    telemetry, writer = started(tmp_path)
+    writer.on_request(RECORD)
     end = time.monotonic() + 1
     while not read(telemetry, "SELECT * FROM requests"):
         assert time.monotonic() < end
         time.sleep(0.01)
-    telemetry.close()
+    writer.close()
 
 
 def test_a_writer_that_hangs_costs_rows_and_never_the_engine_s_time(tmp_path: Path) -> None:
-    telemetry = Telemetry(tmp_path, "model", time.monotonic, max_queued=10)
+    telemetry, writer = started(tmp_path, max_queued=10)
     lock = sqlite3.connect(telemetry.path, isolation_level=None)
     lock.execute("BEGIN IMMEDIATE")  # sqlite waits 5 s for it
     done = Event()
 
     def engine_thread() -> None:
         for index in range(5000):
-            telemetry.on_request(replace(RECORD, request_id=str(index)))
+            writer.on_request(replace(RECORD, request_id=str(index)))
         done.set()
 
     Thread(target=engine_thread).start()
     assert done.wait(2), "a full queue held the engine up"
     lock.execute("ROLLBACK")
-    telemetry.close()
+    writer.close()
     (count,) = read(telemetry, "SELECT count(*) AS n FROM requests")
     assert 10 <= count["n"] < 5000
     assert meta(telemetry)["dropped_queue_full"] == 5000 - count["n"]
 
 
 def test_rows_that_cannot_be_written_are_counted_and_the_next_are_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    telemetry = Telemetry(tmp_path, "model", time.monotonic)
-    telemetry.on_request(RECORD)
-    telemetry.on_request(RECORD)  # the same primary key: the batch fails as a full disk would make it fail
+    telemetry, writer = started(tmp_path)
+    writer.on_request(RECORD)
+    writer.on_request(RECORD)  # the same primary key: the batch fails as a full disk would make it fail
     deadline = time.monotonic() + 5
     while not caplog.records:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    telemetry.on_request(replace(RECORD, request_id="r2"))
-    telemetry.close()
+    writer.on_request(replace(RECORD, request_id="r2"))
+    writer.close()
     assert [row["request_id"] for row in read(telemetry, "SELECT * FROM requests")] == ["r2"]
     assert meta(telemetry)["dropped_write_failed"] == 2
     assert "cannot be written" in caplog.text
@@ -127,4 +135,4 @@ def test_rows_that_cannot_be_written_are_counted_and_the_next_are_written(tmp_pa
 def test_a_folder_that_cannot_be_is_an_error_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        Telemetry(tmp_path / "file", "model", time.monotonic)
+        Telemetry(tmp_path / "file", Run.begin("model", time.monotonic))

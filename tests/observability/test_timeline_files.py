@@ -11,6 +11,8 @@ import pytest
 from inference_server.core.phases import Phase, PhaseTime
 from inference_server.core.plan import StepKind
 from inference_server.core.records import StepRecord
+from inference_server.observability.batch_writer import BatchWriter, Dropped
+from inference_server.observability.run import Run
 from inference_server.observability.timeline import MAX_FILES, Timeline
 
 
@@ -25,14 +27,13 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def write_in_batches(timeline: Timeline, num_batches: int) -> None:
     """As the writer does, without its pauses."""
     for first in range(1, 10 * num_batches, 10):
-        timeline._write([step(number) for number in range(first, first + 10)])
+        timeline.write([step(number) for number in range(first, first + 10)], Dropped())
 
 
 def test_files_rotate_by_size_the_oldest_go_and_each_says_what_it_is(tmp_path: Path) -> None:
-    timeline = Timeline(tmp_path / "made" / "here", "the model", lambda: 0.0, wall_clock=lambda: 0.0, max_file_bytes=700)
+    timeline = Timeline(tmp_path / "made" / "here", Run("the model", lambda: 0.0, started_at=0.0, epoch=0.0), max_file_bytes=700)
     write_in_batches(timeline, 12)
-    timeline.close()
-    timeline.close()
+    timeline.close(Dropped(), finished=True)
     files = sorted((tmp_path / "made" / "here").iterdir())
     assert len(files) == MAX_FILES
     assert all(file.stat().st_size < 700 + 800 for file in files), "a file ends with the batch that fills it"
@@ -44,31 +45,31 @@ def test_files_rotate_by_size_the_oldest_go_and_each_says_what_it_is(tmp_path: P
 
 
 def test_a_full_queue_costs_events_that_are_counted_and_never_time(tmp_path: Path) -> None:
-    timeline = Timeline(tmp_path, "m", time.monotonic, max_queued=100)
+    writer = BatchWriter("timeline", Timeline(tmp_path, Run.begin("m", time.monotonic)), max_queued=100)
     started = time.monotonic()
     for number in range(50_000):
-        timeline.on_step(step(number))
+        writer.on_step(step(number))
     assert time.monotonic() - started < 2, "a full queue held the engine up"
-    timeline.close()
+    writer.close()
     (file,) = tmp_path.iterdir()
     written = lines(file)
     num_steps = sum(event["event"] == "collect" for event in written)
     assert num_steps >= 100
-    assert timeline.num_dropped == 50_000 - num_steps
-    assert [event["total"] for event in written if event["event"] == "drops"][-1] == timeline.num_dropped
+    assert writer.dropped.total == 50_000 - num_steps
+    assert [event["total"] for event in written if event["event"] == "drops"][-1] == writer.dropped.total
 
 
 def test_what_cannot_be_written_is_counted_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    timeline = Timeline(tmp_path / "gone", "m", time.monotonic, max_file_bytes=1)
+    writer = BatchWriter("timeline", Timeline(tmp_path / "gone", Run.begin("m", time.monotonic), max_file_bytes=1))
     shutil.rmtree(tmp_path / "gone")
     for number in range(2500):  # more than one batch
-        timeline.on_step(step(number))
-    timeline.close()
-    assert timeline.num_dropped == 2500
+        writer.on_step(step(number))
+    writer.close()
+    assert writer.dropped.total == 2500
     assert caplog.text.count("timeline cannot be written") == 1
 
 
 def test_a_folder_that_cannot_be_is_an_error_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        Timeline(tmp_path / "file", "m", time.monotonic)
+        Timeline(tmp_path / "file", Run.begin("m", time.monotonic))

@@ -4,12 +4,11 @@ from random import Random
 
 import pytest
 import torch
+from random_requests import VOCAB, random_request
 
 from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.sampling.adjustment import adjust_logits, apply_masks
-
-VOCAB = 101
 
 
 def naive(logits: list[float], params: SamplingParams, prompt: list[int], output: list[int]) -> list[float]:
@@ -25,29 +24,6 @@ def naive(logits: list[float], params: SamplingParams, prompt: list[int], output
         logit -= params.frequency_penalty * output.count(token) + params.presence_penalty * (token in output)
         adjusted.append(logit)
     return adjusted
-
-
-def random_params(random: Random) -> SamplingParams:
-    def maybe(value: object, otherwise: object) -> object:
-        return value if random.random() < 0.5 else otherwise
-
-    return SamplingParams(
-        temperature=random.choice([0.0, 1.0]),
-        seed=random.randrange(1 << 40),
-        presence_penalty=maybe(random.uniform(-2, 2), 0.0),  # type: ignore[arg-type]
-        frequency_penalty=maybe(random.uniform(-2, 2), 0.0),  # type: ignore[arg-type]
-        repetition_penalty=maybe(random.uniform(0.5, 2), 1.0),  # type: ignore[arg-type]
-        logit_bias=maybe(tuple((t, random.uniform(-100, 100)) for t in random.sample(range(VOCAB), 5)), ()),  # type: ignore[arg-type]
-        allowed_token_ids=maybe(frozenset(random.sample(range(VOCAB), 60)), None),  # type: ignore[arg-type]
-        stop_token_ids=frozenset(random.sample(range(VOCAB), 3)),
-        min_tokens=random.randrange(4),
-    )
-
-
-def random_request(random: Random, slot: int = 0) -> ScheduledRequest:
-    prompt = [random.randrange(VOCAB) for _ in range(random.randrange(1, 12))]
-    output = [random.randrange(VOCAB // 4) for _ in range(random.randrange(12))]
-    return ScheduledRequest(f"r{slot}", prompt + output, random_params(random), 0.0, num_prompt_tokens=len(prompt), slot=slot)
 
 
 @pytest.mark.parametrize("seed", range(30))

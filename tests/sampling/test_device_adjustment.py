@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 import torch
-from test_adjustment import VOCAB, random_request
+from random_requests import VOCAB, random_request
 
 from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_real_backend_schedules import RealDriver, Straight, StraightPaged, StraightTorch, save_tiny_model
+from real_driver import RealDriver, Straight, StraightPaged, StraightTorch, save_tiny_model
 
 from inference_server.checkpoints.safetensors_reader import open_checkpoint
 from inference_server.core.options import ModelOptions, SchedulerOptions

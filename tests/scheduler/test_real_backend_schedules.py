@@ -2,61 +2,17 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from random_schedules import H2O, LRU, SinkLRU, report_masses, run_schedule
-from scheduler_driver import Driver
-from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
+from real_driver import RealDriver, Straight, StraightPaged, StraightTorch, save_tiny_model
 
-from inference_server.backends.paged_backend import PagedBackend
-from inference_server.backends.torch_backend import TorchBackend
 from inference_server.checkpoints.safetensors_reader import open_checkpoint
 from inference_server.core.options import ModelOptions, PrefillMode, SchedulerOptions
-from inference_server.core.request import ScheduledRequest
-from inference_server.core.sampling_params import SamplingParams
-from inference_server.sampling.sampler import Sampler
 from inference_server.sampling.token_sampler import TokenSampler
-
-
-@cache
-def reference(folder: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder).eval()
-
-
-class Straight:
-    """What the driver needs beside the seam: poison for blocks, and the tokens of a straight run by transformers."""
-
-    def follow(self, folder: Path) -> "Straight":
-        self._reference, self._draw = reference(folder), Sampler()
-        return self
-
-    def poison(self, group: int, blocks: Iterable[int]) -> None:
-        blocks = list(blocks)
-        for layer in self._kv.layout.groups[group].layers:
-            self._kv.key(layer)[blocks] = torch.nan
-            self._kv.value(layer)[blocks] = torch.nan
-
-    @torch.inference_mode()
-    def drawn(self, token_ids: Sequence[int], num_prompt_tokens: int) -> list[int]:
-        """The token after the prompt and after each but the last that follows it, drawn as the driver's requests are.
-
-        These are the tokens that follow it only if a straight run generates them; a forward for each of them would say no more.
-        """
-        positions = range(num_prompt_tokens, len(token_ids))
-        if not positions:
-            return []
-        logits = self._reference(torch.tensor([token_ids[:-1]])).logits[0, num_prompt_tokens - 1 :]
-        return self._draw(logits, [SamplingParams()] * len(positions), positions).tolist()
-
-
-class StraightTorch(Straight, TorchBackend): ...
-
-
-class StraightPaged(Straight, PagedBackend): ...
 
 
 def torch_backend(folder: Path) -> Straight:
@@ -72,24 +28,7 @@ def paged_backend(folder: Path) -> Straight:
 BACKENDS = pytest.mark.parametrize("create", [torch_backend, paged_backend], ids=["torch", "paged"])
 
 
-class RealDriver(Driver):
-    """Here the groups do share their bytes, so a free block is poisoned only where its slab holds nothing of the other group."""
-
-    def straight_run(self, request: ScheduledRequest) -> list[int]:
-        return self.backend.drawn(request.token_ids, request.num_prompt_tokens)
-
-    def check(self) -> None:
-        self.scheduler.check_integrity(self.unfinished.values())
-        layout, pool = self.pool.layout, self.pool
-        slabs = [layout.blocks_per_slab(group) for group in range(len(layout.groups))]
-        blocks = [(g, b) for g in range(len(slabs)) for b in range(layout.num_blocks(g))]
-        live = {(g, b) for g, b in blocks if pool.ref_count(g, b) or pool.is_kept(g, b)}
-        for group, per_slab in enumerate(slabs):
-            others = {0} | {block // slabs[other] for other, block in live if other != group}
-            self.backend.poison(group, [b for g, b in blocks if g == group and b // per_slab not in others and (g, b) not in live])
-
-
-def random_driver(create: Callable[[Path], Straight], folder: Path, rng: random.Random) -> Driver:
+def random_driver(create: Callable[[Path], Straight], folder: Path, rng: random.Random) -> RealDriver:
     """With a prefix cache, on a pool of a few requests. The backends do not overlap."""
     backend = create(folder)
     options = SchedulerOptions(
@@ -111,27 +50,6 @@ def run_schedules(create: Callable[[Path], Straight], folder: Path, seeds: range
         seen.update(run_schedule(seed, partial(random_driver, create, folder), num_actions=25))
     floors = {"preemptions": len(seeds) // 2, "hits": 5 * len(seeds), "evictions": 20 * len(seeds), "aborts": len(seeds) // 2}
     assert {name: seen[name] for name, floor in floors.items() if seen[name] < floor} == {}
-
-
-def save_tiny_model(path: Path) -> Path:
-    """Two window layers and a full one, in a folder that exists."""
-    torch.manual_seed(2)
-    config = Gemma3TextConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-        sliding_window=6,
-        max_position_embeddings=256,
-        eos_token_id=None,
-        initializer_range=0.3,
-    )
-    Gemma3ForCausalLM(config).save_pretrained(path)
-    return path
 
 
 @pytest.fixture(scope="module")

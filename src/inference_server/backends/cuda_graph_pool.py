@@ -48,12 +48,6 @@ class CudaGraphPool:
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._memory = torch.cuda.graph_pool_handle()
 
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._graphs
-
-    def __len__(self) -> int:
-        return len(self._graphs)
-
     def capture(self, launches: Mapping[Hashable, Callable[[], None]]) -> None:
         """Capture them in their order; the largest should come first, whose memory then serves the others.
 

@@ -18,8 +18,7 @@ from inference_server.backends.paged_hf_cache import KVProbe
 from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.core.options import ModelOptions
-
-FULL, SLIDING = "full_attention", "sliding_attention"
+from inference_server.models.attention import FULL, SLIDING
 
 
 class HFModel:

@@ -14,7 +14,7 @@ from inference_server.core.options import ModelOptions
 from inference_server.kernels.ops import Ops
 from inference_server.kernels.select_ops import select_host_table, select_ops
 from inference_server.models.registry import Model, find_family, read_config
-from inference_server.models.weights import RandomWeights, TensorSource, Weights
+from inference_server.models.weights import RandomTensors, TensorSource, Weights
 
 OpenCheckpoint = Callable[[Path], TensorSource]
 
@@ -50,11 +50,8 @@ def load_paged_model(options: ModelOptions, folder: Path, open_checkpoint: OpenC
     host_table = select_host_table(device) if options.ple_offload else None
     quantize = options.quantization == "int8"
     try:
-        if options.load_format == "dummy":
-            weights: Weights = RandomWeights(device, dtype, ops, host_table, quantize)
-        else:
-            weights = Weights(open_checkpoint(folder), device, dtype, ops, host_table, quantize)
-        with closing(weights):
+        source = RandomTensors() if options.load_format == "dummy" else open_checkpoint(folder)
+        with closing(Weights(source, device, dtype, ops, host_table, quantize)) as weights:
             model = family.model(config, weights)
     except (RuntimeError, MemoryError) as error:  # out of memory is either
         raise ModelLoadError(f"{architecture} cannot be built on {device}: {str(error).partition(chr(10))[0]}") from error

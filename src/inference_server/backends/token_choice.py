@@ -30,7 +30,7 @@ class TokenChoice:
         self._sampler = sampler
         self._ids = torch.zeros(batch.max_rows, dtype=torch.int64, device=batch.newest_ids.device)
         self._unchanged: list[SamplingParams | None] = [None] * batch.max_rows  # by slot: parameters known to ask for nothing else
-        self._device_sampler: DeviceSampler | None = None
+        self._capturable: DeviceSampler | None = None
         self._sizes: Sequence[int] = ()
 
     def __call__(self, hidden: Tensor, rows: SamplingRows, graphs: CudaGraphPool | None) -> Sampled:
@@ -38,20 +38,21 @@ class TokenChoice:
         num_rows, scores = len(rows.requests), None
         if num_rows:
             size = fit(self._sizes, num_rows)
-            if graphs is not None and self._device_sampler is not None and size is not None and self._draws_as_they_are(rows):
+            if graphs is not None and self._capturable is not None and size is not None and self._draws_as_they_are(rows):
                 params = [request.sampling for request in rows.requests]
-                graphs.replay((self._device_sampler.prepare(params, rows.positions, rows.slots), size))
+                graphs.replay((self._capturable.prepare(params, rows.positions, rows.slots), size))
             else:
                 ids, scores = self._sampler(self._model.compute_logits(hidden[:num_rows]), rows)
                 self._keep(ids)
         return Sampled(self._ids[:num_rows], scores)
 
     def launches(self, hidden: Tensor, sizes: Sequence[int]) -> dict[Hashable, Callable[[], None]]:
-        """What to capture for batches of these sizes, largest first. Importing the sampler of a device needs Triton."""
-        from inference_server.sampling.device_sampler import DeviceSampler, SamplingVariant
+        """What to capture for batches of these sizes, largest first; nothing where the sampler has no draw for it."""
+        sampler = self._capturable = self._sampler.capturable
+        if sampler is None:
+            return {}
+        from inference_server.sampling.device_sampler import SamplingVariant  # needs Triton
 
-        vocab_size = self._model.compute_logits(hidden[:1]).shape[1]
-        sampler = self._device_sampler = DeviceSampler(self._batch.max_rows, vocab_size, hidden.device)
         self._sizes = sizes
 
         def choose(variant: "SamplingVariant", size: int) -> Tensor:

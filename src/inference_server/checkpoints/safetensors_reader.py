@@ -54,11 +54,13 @@ class Checkpoint:
         return self._entry(name).shape
 
     def copy(self, name: str, out: Tensor) -> None:
-        """Copy one tensor into `out`, contiguous and of its shape, on whatever device and in whatever floating-point dtype.
+        """Copy one tensor into `out`, which is contiguous, on whatever device and in whatever floating-point dtype.
 
-        Raises `CheckpointError` if there is none of that name, or if it is not stored as plain floating-point numbers.
+        Raises `CheckpointError` unless there is one of that name and of out's shape, stored as plain floating-point numbers.
         """
         entry = self._entry(name)
+        if entry.shape != out.shape:
+            raise CheckpointError(f"tensor {name} has the shape {entry.shape}, not {tuple(out.shape)}")
         if (dtype := _DTYPES.get(entry.dtype)) is None:
             raise CheckpointError(f"{entry.shard}: tensor {name} is stored as {entry.dtype}; only {', '.join(_DTYPES)} can be loaded")
         if entry.shard != self._current:
@@ -77,7 +79,7 @@ class Checkpoint:
 
     def _entry(self, name: str) -> StoredTensor:
         if name not in self._stored:
-            raise CheckpointError(f"tensor {name} is missing from the checkpoint")
+            raise CheckpointError(f"the checkpoint has no tensor {name}")
         return self._stored[name]
 
 

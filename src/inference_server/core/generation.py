@@ -30,7 +30,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What to generate for one prompt. A sampling field of None takes the model's default.
+    """What to generate for one prompt. Sampling fields are those of `SamplingParams`; None takes the model's default.
 
     prompt: raw text (BOS is added), token ids (taken as they are), or a chat.
     arrival_time: when the server first saw the request, in seconds of the monotonic clock; deadlines and TTFT count from it.

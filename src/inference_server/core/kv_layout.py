@@ -15,7 +15,8 @@ from math import ceil, lcm
 class LayerGroup:
     """Layers that keep the same tokens and so share one block table.
 
-    layers: indices of the layers that own KV. window: attended keys including self, or None for full attention.
+    layers: indices of the layers that own KV. itemsize: bytes of one number of a key or value.
+    window: attended keys including self, or None for full attention.
     """
 
     layers: tuple[int, ...]

@@ -25,12 +25,12 @@ class PolicyName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Which model, and how the backend runs it. device and dtype may be "auto".
+    """Which model, and how the backend runs it. backend, device and dtype may be "auto".
 
-    max_batch_size, max_batched_tokens: rows and tokens of the largest step. max_model_len: None for the model's own.
-    cuda_graph_sizes: rows of the steps to capture; empty for the usual ones, (0,) for none. ple_offload: embeddings for every
-    layer stay in the host's memory. block_mass: measure attention by block. quantization: "none" or "int8". profiler_ranges: mark
-    the phases of steps for profilers.
+    quantization: "none" or "int8". load_format: "dummy" for random weights. max_batch_size, max_batched_tokens: rows and tokens of the
+    largest step. max_model_len: None for the model's own. cuda_graph_sizes: rows of the steps to capture; empty for the usual ones, (0,)
+    for none. ple_offload: embeddings for every layer stay in the host's memory. block_mass: measure attention by block.
+    profiler_ranges: mark the phases of steps for profilers.
     """
 
     model_name: str
@@ -87,6 +87,7 @@ class SchedulerOptions:
 class EngineOptions:
     """Limits of the queue and of time. Deadlines are seconds from arrival; None means no limit.
 
+    stall_after_s: how long a step may take, on top of what its tokens take at the measured pace, before the server gives itself up.
     default_max_tokens: for chat and /generate when the request names none.
     check_integrity: recount the books of scheduler and cache whenever there is nothing left to do; what is off ends the engine.
     """
@@ -110,7 +111,10 @@ class SinkOptions:
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
-    """What the HTTP layer needs to know. api_keys: empty for a server that asks for none. rate_limit_*: None for no limit."""
+    """What the HTTP layer needs to know. api_keys: empty for a server that asks for none.
+
+    rate_limit_rpm, rate_limit_tpm: generations and tokens a minute, None for no limit.
+    """
 
     served_model_name: str
     cors_origins: tuple[str, ...] = ()

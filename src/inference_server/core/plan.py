@@ -16,6 +16,8 @@ TokenMasks: TypeAlias = Mapping[int, bytes]
 
 
 class StepKind(StrEnum):
+    """Whether the rows of a step add one token each, compute known tokens, or some this and some that."""
+
     DECODE = "decode"
     PREFILL = "prefill"
     MIXED = "mixed"

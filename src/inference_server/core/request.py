@@ -13,6 +13,8 @@ from inference_server.core.sampling_params import SamplingParams
 
 
 class RequestStatus(StrEnum):
+    """WAITING and PREEMPTED hold no slot and no block; PREFILLING: some known token has not been scheduled yet; RUNNING: it decodes."""
+
     WAITING = "waiting"
     PREFILLING = "prefilling"
     RUNNING = "running"
@@ -21,6 +23,8 @@ class RequestStatus(StrEnum):
 
 
 class FinishReason(StrEnum):
+    """LENGTH: it has all of its max_tokens. TIMEOUT: its deadline passed. ABORT: its client or a shutdown ended it."""
+
     STOP = "stop"
     TOOL_CALLS = "tool_calls"
     LENGTH = "length"

@@ -1,16 +1,18 @@
-"""`LoadedModel`: everything that loading brings into being, handed to the engine as one value."""
+"""`LoadedModel`: everything that loading brings into being, handed to the engine as one value. Needs no library for grammars."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inference_server.backends.base import InferenceBackend
 from inference_server.core.model_spec import GenerationDefaults, ModelSpec
 from inference_server.engine.step_times import Ranges
-from inference_server.grammar.compiler import GrammarCompiler
 from inference_server.parsing.dialect import Dialect
 from inference_server.scheduler.interface import SchedulerInterface
 from inference_server.tokenization.base import TokenizerLike
 from inference_server.tokenization.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from inference_server.grammar.compiler import GrammarCompiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,5 +33,5 @@ class LoadedModel:
     max_model_len: int
     template_prefix_len: int
     dialect: Dialect | None = None
-    grammars: GrammarCompiler | None = None
+    grammars: "GrammarCompiler | None" = None
     ranges: Ranges | None = None

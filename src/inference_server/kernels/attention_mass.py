@@ -2,7 +2,7 @@
 
 Beside decode attention and apart from it, so that it costs nothing where nobody asks: keys are read once more, values are not. As there,
 the grid is fixed on the host and lengths are read on the device, so a captured launch serves any context. The reference is
-`reference.MassAttention`. Importing this needs Triton.
+`MassAttention`. Importing this needs Triton.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from inference_server.kernels.attention_tuning import MAX_SPLITS, decode_launch
-from inference_server.kernels.decode_attention import LOG2_E, MIN_DOT_ROWS
+from inference_server.kernels.decode_attention import LOG2_E, MIN_DOT_ROWS, parts_of_row
 from inference_server.kernels.step_rows import StepRows
 from inference_server.kernels.triton_attention import TritonAttention
 
@@ -87,14 +87,6 @@ def add_block_mass(q: Tensor, key: Tensor, block_tables: Tensor, rows: StepRows,
     )
 
 
-@triton.jit
-def _share(length, num_splits, min_keys, BLOCK_N: tl.constexpr):
-    """The keys of each part of a row (whole tiles), and how many parts that makes."""
-    share = tl.maximum(tl.cdiv(length, num_splits), min_keys)
-    share = tl.cdiv(share, BLOCK_N) * BLOCK_N
-    return share, tl.cdiv(length, share)
-
-
 @triton.jit(do_not_specialize=["min_keys", "max_chunks", "stride_table"])
 def _chunk_kernel(
     q_ptr,
@@ -125,7 +117,7 @@ def _chunk_kernel(
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     token, next_token, length = tl.load(cu_seqlens_ptr + row), tl.load(cu_seqlens_ptr + row + 1), tl.load(seq_lens_ptr + row)
     max_splits = tl.num_programs(0)
-    share, num_splits = _share(length, max_splits, min_keys, BLOCK_N)
+    _, share, num_splits = parts_of_row(length, max_splits, min_keys, 0, BLOCK_N)
     if (next_token - token != 1) | (split >= num_splits):
         return
     slot = row
@@ -187,7 +179,7 @@ def _mass_kernel(
     used = chunk * CHUNK < length
     if (next_token - token != 1) | (tl.program_id(1) * CHUNKS * CHUNK >= length):
         return
-    _, num_splits = _share(length, max_splits, min_keys, BLOCK_N)
+    _, _, num_splits = parts_of_row(length, max_splits, min_keys, 0, BLOCK_N)
     split = tl.arange(0, SPLITS)
     mass = tl.zeros([CHUNKS], tl.float32)
     for head in range(NUM_HEADS):

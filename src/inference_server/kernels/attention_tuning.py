@@ -64,12 +64,14 @@ MEASURED_PREFILLS = {
 
 
 def decode_launch(head_dim: int, itemsize: int, device: torch.device) -> DecodeLaunch:
+    """What was measured, on cards that can hold it, else what fits everywhere. itemsize: bytes of one number of a key."""
     if itemsize == 2 and head_dim in MEASURED_DECODES and _holds_measured_tiles(device):
         return MEASURED_DECODES[head_dim]
     return DecodeLaunch(block_n=max(16, min(64, 32768 // (head_dim * itemsize))), num_warps=4, num_stages=2)
 
 
 def prefill_launch(head_dim: int, itemsize: int, device: torch.device) -> PrefillLaunch:
+    """As `decode_launch`."""
     if itemsize == 2 and head_dim in MEASURED_PREFILLS and _holds_measured_tiles(device):
         return MEASURED_PREFILLS[head_dim]
     if head_dim * itemsize > 512 or itemsize > 2:

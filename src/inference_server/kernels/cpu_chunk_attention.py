@@ -36,6 +36,7 @@ class ChunkAttention:
 
     @staticmethod
     def serves(head_dim: int) -> bool:
+        """Whether heads of this size come out even in tiles."""
         return head_dim % COLUMNS == 0 and head_dim <= MAX_HEAD_DIM
 
     def __call__(

@@ -39,10 +39,12 @@ class Code:
 
     @contextmanager
     def when(self, condition: "Bool") -> Iterator[None]:
+        """What is emitted inside runs only if the condition holds."""
         with self.builder.if_then(condition.ir):
             yield
 
     def variable(self, value: Any) -> "Variable":
+        """One that starts at `value`, and keeps its kind."""
         variable = Variable(type(value), self, self._alloca(value.ir.type))
         variable.value = value
         return variable
@@ -112,6 +114,8 @@ class Code:
 
 @dataclass(slots=True)
 class Bool:
+    """What a comparison gives: for `when` and `select`."""
+
     code: Code
     ir: Any
 

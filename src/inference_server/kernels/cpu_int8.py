@@ -9,7 +9,7 @@ instruction with VNNI multiplies unsigned bytes by signed ones. What the 128 add
 its sum starts from, negated. Without VNNI bytes are widened in registers and multiplied in pairs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -112,25 +112,24 @@ def int8_kernel(unit: VectorUnit) -> KernelSource:
     return trace(int8_linear)
 
 
+@dataclass(slots=True)
 class _Tiles:
-    """Emits the product of some rows of x by one block."""
+    """Emits the product of some rows of x by one block. The fields are those of `int8_linear`; x_words: of a row."""
 
-    def __init__(
-        self,
-        code: Code,
-        unit: VectorUnit,
-        panels: Words,
-        weight_scales: Floats,
-        x: Words,
-        scales: Floats,
-        starts: Words,
-        y: Floats,
-        k: Int,
-        n: Int,
-    ) -> None:
-        self.code, self.unit, self.panels, self.weight_scales = code, unit, panels, weight_scales
-        self.x, self.scales, self.starts, self.y, self.k, self.n = x, scales, starts, y, k, n
-        self.x_words = k // 4 if unit.dot else k // 2  # of a row
+    code: Code
+    unit: VectorUnit
+    panels: Words
+    weight_scales: Floats
+    x: Words
+    scales: Floats
+    starts: Words
+    y: Floats
+    k: Int
+    n: Int
+    x_words: Int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.x_words = self.k // 4 if self.unit.dot else self.k // 2
 
     def emit(self, block: Int, row: Int, rows: int) -> None:
         """Few rows take several panels together, to have enough independent sums in flight."""

@@ -23,7 +23,7 @@ from inference_server.kernels.cpu_rotary import norm_rotate_store
 from inference_server.kernels.cpu_vectors import VectorUnit, cpu_features, vector_unit
 from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue, FusedLinear, KVSlots
 from inference_server.kernels.quantize import QuantizedWeight
-from inference_server.kernels.reference import MassAttention, PagedAttention
+from inference_server.kernels.reference_attention import MassAttention, PagedAttention
 from inference_server.kernels.step_rows import StepRows
 
 _NO_WINDOW = 1 << 62

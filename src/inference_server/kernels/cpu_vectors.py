@@ -160,9 +160,11 @@ class Words(Array):
         return self.code.ir.IntType(32)
 
     def spread(self, index: Int | int, lanes: int) -> IntVector:
+        """One word in every lane."""
         return IntVector(self.code, _spread(self.code, self._load(index), lanes))
 
     def vector(self, index: Int | int, lanes: int) -> IntVector:
+        """As many words as lanes, from `index` on."""
         vector_type = _vector_type(self.code, 32, lanes)
         return IntVector(self.code, self.code.builder.load(self._address(index), typ=vector_type, align=4))
 
@@ -191,6 +193,7 @@ def spread(x: Float, lanes: int) -> FloatVector:
 
 
 def float_vector(array: Floats, index: Int | int, lanes: int) -> FloatVector:
+    """As many numbers as lanes, from `index` on."""
     address = (array + array.code.integer(index)).ir
     return FloatVector(array.code, array.code.builder.load(address, typ=_vector_type(array.code, "float", lanes), align=4))
 

@@ -105,7 +105,7 @@ def decode_attention(
 
 
 @triton.jit
-def _share(length, num_splits, min_keys, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+def parts_of_row(length, num_splits, min_keys, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
     """The first key a row sees, the keys of each of its parts (whole tiles), and how many parts that makes."""
     oldest = 0
     if WINDOW:
@@ -154,7 +154,7 @@ def _decode_kernel(
     if slots_ptr is not None:
         slot = tl.load(slots_ptr + row)
     max_splits = tl.num_programs(0)
-    oldest, share, num_splits = _share(length, max_splits, min_keys, WINDOW, BLOCK_N)
+    oldest, share, num_splits = parts_of_row(length, max_splits, min_keys, WINDOW, BLOCK_N)
     first = oldest + split * share
     stop = tl.minimum(first + share, length)
     table = tables_ptr + slot * stride_table
@@ -224,7 +224,7 @@ def _reduce_kernel(
         gdc_launch_dependents()
     row, head = tl.program_id(0), tl.program_id(1)
     token, next_token, length = tl.load(cu_seqlens_ptr + row), tl.load(cu_seqlens_ptr + row + 1), tl.load(seq_lens_ptr + row)
-    _, _, num_splits = _share(length, max_splits, min_keys, WINDOW, BLOCK_N)
+    _, _, num_splits = parts_of_row(length, max_splits, min_keys, WINDOW, BLOCK_N)
     if EARLY:
         gdc_wait()  # metadata was there before; what follows is the other kernel's
     if (next_token - token != 1) | (num_splits == 1):

@@ -1,4 +1,4 @@
-"""`TritonAttention`: one step's attention on a GPU, as `reference.PagedAttention` is on other devices.
+"""`TritonAttention`: one step's attention on a GPU, as `PagedAttention` is on other devices.
 
 It holds the step's metadata on the device and launches the kernel for rows of one token, the kernel for longer rows, or both. Nothing
 is read back. Importing this needs Triton.

@@ -15,6 +15,8 @@ _Entry = tuple[Rank, int, PrefixNode]
 
 
 class EvictionPolicy(Protocol):
+    """The order in which leaves go."""
+
     def rank(self, node: PrefixNode) -> Rank:
         """Leaves go in ascending order of this. It is asked when a leaf is offered, and again after each `observe`."""
         ...

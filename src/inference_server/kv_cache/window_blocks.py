@@ -74,6 +74,7 @@ class WindowBlocks:
                 self._settle(node)
 
     def set_boundary(self, node: PrefixNode, is_boundary: bool) -> None:
+        """Note on a node, and on those whose window blocks it needs, whether it is one."""
         if node.is_boundary is is_boundary:
             return
         node.is_boundary = is_boundary
@@ -84,6 +85,7 @@ class WindowBlocks:
                 self._settle(reached)
 
     def set_prompt_end(self, node: PrefixNode, is_prompt_end: bool) -> None:
+        """As `set_boundary`; window blocks are wanted here, not needed."""
         if node.is_prompt_end is is_prompt_end:
             return
         node.is_prompt_end = is_prompt_end

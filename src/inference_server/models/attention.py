@@ -16,11 +16,17 @@ FULL, SLIDING = "full_attention", "sliding_attention"  # the layer types of conf
 class LayerKV(Protocol):
     """Keys and values by layer, as the backend's KV arena and a test's plain tensors offer them."""
 
-    def group_of(self, layer: int) -> int: ...
+    def group_of(self, layer: int) -> int:
+        """The layer group whose block tables serve the layer."""
+        ...
 
-    def key(self, layer: int) -> Tensor: ...
+    def key(self, layer: int) -> Tensor:
+        """[num_blocks, block_size, num_kv_heads, head_dim], writable."""
+        ...
 
-    def value(self, layer: int) -> Tensor: ...
+    def value(self, layer: int) -> Tensor:
+        """As `key`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ SCORES = Epilogue(out_dtype=torch.float32, partial=True)  # of a router: they go
 
 
 def load_experts(weights: Weights, num_experts: int, hidden_size: int, size: int, activation: Activation) -> Experts:
-    """The experts of one layer, from a checkpoint that has them stacked or one by one."""
+    """The experts of one layer, `size` wide, from a checkpoint that has them stacked or one by one."""
     if "0.down_proj.weight" in weights:
         gate_up, down = _stack(weights, num_experts, hidden_size, size)
     else:

@@ -12,7 +12,8 @@ from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.models.attention import AttentionMetadata, LayerKV
 from inference_server.models.gemma3 import Gemma3, Gemma3Config
-from inference_server.models.gemma4 import Gemma4, Gemma4Config
+from inference_server.models.gemma4 import Gemma4
+from inference_server.models.gemma4_config import Gemma4Config
 from inference_server.models.qwen3 import Qwen3, Qwen3Config
 from inference_server.models.weights import Weights
 

@@ -6,59 +6,83 @@ The writing thread sleeps while there is nothing, and else looks twice a second,
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Event, Thread
-from typing import Generic, TypeVar
+from typing import Any, Protocol
+
+from inference_server.core.records import RequestRecord, StepRecord
 
 INTERVAL_S = 0.5
 MAX_QUEUED = 10_000
 MAX_BATCH = 1000
 CLOSE_S = 2.0
 
-T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
 
 
-class BatchWriter(Generic[T]):
-    """`put` is for one thread. `write` runs on the writer's own and is never given nothing; what it raises costs the batch.
+@dataclass(slots=True)
+class Dropped:
+    """Records that did not fit into the queue, and that could not be written; each number has one writer."""
 
-    num_refused, num_failed: items that did not fit, and that could not be written; each has one writer.
-    """
+    queue_full: int = 0
+    write_failed: int = 0
 
-    def __init__(self, name: str, write: Callable[[list[T]], None], max_queued: int = MAX_QUEUED) -> None:
+    @property
+    def total(self) -> int:
+        return self.queue_full + self.write_failed
+
+
+class RecordOutput(Protocol):
+    """Where a `BatchWriter` writes. takes_steps: whether `StepRecord`s are wanted beside `RequestRecord`s."""
+
+    takes_steps: bool
+
+    def write(self, records: list[Any], dropped: Dropped) -> None:
+        """By the writing thread, in the order in which they were made; at least one. What it raises costs the batch."""
+        ...
+
+    def close(self, dropped: Dropped, finished: bool) -> None:
+        """Once, by the thread that closes. finished: False while the writing thread is still in `write`, where it is left behind."""
+        ...
+
+
+class BatchWriter:
+    """A `RecordSink`. Construction starts the thread."""
+
+    def __init__(self, name: str, output: RecordOutput, max_queued: int = MAX_QUEUED) -> None:
         """name: of what is written, for the log."""
-        self.num_refused = 0
-        self.num_failed = 0
+        self.dropped = Dropped()
         self._name = name
-        self._write = write
+        self._output = output
         self._max_queued = max_queued
-        self._queue: deque[T] = deque()
+        self._queue: deque[StepRecord | RequestRecord] = deque()
         self._filled = Event()
         self._closing = Event()
         self._thread = Thread(target=self._run, name=name, daemon=True)
-
-    @property
-    def num_dropped(self) -> int:
-        return self.num_refused + self.num_failed
-
-    def start(self) -> None:
         self._thread.start()
 
-    def put(self, item: T) -> None:
+    def on_step(self, record: StepRecord) -> None:
+        if self._output.takes_steps:
+            self._put(record)
+
+    def on_request(self, record: RequestRecord) -> None:
+        self._put(record)
+
+    def close(self) -> None:
+        """Write what is queued and close the output; returns in bounded time. Idempotent."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._filled.set()
+            self._thread.join(CLOSE_S)
+            self._output.close(self.dropped, finished=not self._thread.is_alive())
+
+    def _put(self, record: StepRecord | RequestRecord) -> None:
         if len(self._queue) >= self._max_queued:
-            self.num_refused += 1
+            self.dropped.queue_full += 1
             return
-        self._queue.append(item)
+        self._queue.append(record)
         if not self._filled.is_set():
             self._filled.set()
-
-    def close(self) -> bool:
-        """Write what is queued and end the thread. False: it was left behind after `CLOSE_S`. Idempotent."""
-        self._closing.set()
-        self._filled.set()
-        self._thread.join(CLOSE_S)
-        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -71,8 +95,8 @@ class BatchWriter(Generic[T]):
     def _drain(self) -> None:
         while batch := [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]:
             try:
-                self._write(batch)
+                self._output.write(batch, self.dropped)
             except Exception as error:
-                if not self.num_failed:
+                if not self.dropped.write_failed:
                     logger.error("%s cannot be written: %s; further failures are counted and not logged", self._name, error)
-                self.num_failed += len(batch)
+                self.dropped.write_failed += len(batch)

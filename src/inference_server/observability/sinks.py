@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 from inference_server.core.clock import Clock
 from inference_server.core.options import SinkOptions
 from inference_server.core.records import RecordSink
+from inference_server.observability.batch_writer import BatchWriter
 from inference_server.observability.prometheus import PrometheusSink
 from inference_server.observability.request_log import RequestLog
+from inference_server.observability.run import Run
 from inference_server.observability.telemetry import Telemetry
 from inference_server.observability.timeline import Timeline
 from inference_server.observability.tracker import MetricsTracker
@@ -18,15 +20,6 @@ class SinkError(Exception):
     """A sink that was asked for cannot be had. The message is one line that names the setting."""
 
 
-class WritingSink(RecordSink, Protocol):
-    """One that writes elsewhere, by a thread of its own."""
-
-    @property
-    def num_dropped(self) -> int: ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Sinks:
     """writing: by name, those of telemetry, timeline and spans that the options ask for."""
@@ -34,13 +27,13 @@ class Sinks:
     tracker: MetricsTracker
     prometheus: PrometheusSink
     request_log: RequestLog
-    writing: Mapping[str, WritingSink]
+    writing: Mapping[str, BatchWriter]
 
     @classmethod
     def create(cls, model_name: str, options: SinkOptions, clock: Clock) -> Self:
         """Raises SinkError."""
-        writing = _writing(model_name, options, clock)
-        dropped = {name: lambda sink=sink: sink.num_dropped for name, sink in writing.items()}
+        writing = _writing(Run.begin(model_name, clock), options)
+        dropped = {name: lambda sink=sink: sink.dropped.total for name, sink in writing.items()}
         return cls(MetricsTracker(clock), PrometheusSink(model_name, dropped), RequestLog(), writing)
 
     def __iter__(self) -> Iterator[RecordSink]:
@@ -53,18 +46,18 @@ class Sinks:
             sink.close()
 
 
-def _writing(model_name: str, options: SinkOptions, clock: Clock) -> dict[str, WritingSink]:
-    sinks: dict[str, WritingSink] = {}
-    for name, folder, make in (("telemetry", options.telemetry_dir, Telemetry), ("timeline", options.timeline_dir, Timeline)):
+def _writing(run: Run, options: SinkOptions) -> dict[str, BatchWriter]:
+    sinks: dict[str, BatchWriter] = {}
+    for name, folder, output in (("telemetry", options.telemetry_dir, Telemetry), ("timeline", options.timeline_dir, Timeline)):
         if folder is not None:
             try:
-                sinks[name] = make(folder.expanduser(), model_name, clock)
+                sinks[name] = BatchWriter(name, output(folder.expanduser(), run))
             except OSError as error:
                 raise SinkError(f"{name.upper()}_DIR: {error}") from error
     if options.otlp_endpoint is not None:
         try:
-            from inference_server.observability.spans import SpanExporter
+            from inference_server.observability.spans import MAX_QUEUED, SpanExporter
         except ImportError as error:
             raise SinkError("OTLP_ENDPOINT needs the extra `otel`: pip install 'inference-server[otel]'") from error
-        sinks["spans"] = SpanExporter(options.otlp_endpoint, model_name, clock)
+        sinks["spans"] = BatchWriter("spans", SpanExporter(options.otlp_endpoint, run), MAX_QUEUED)
     return sinks

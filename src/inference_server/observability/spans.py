@@ -2,11 +2,10 @@
 
 One span covers the request from its arrival, with the attributes of the GenAI semantic conventions; its children are the times in
 the queue, in prefill and in decode. They hang under the `traceparent` that the client sent, and are left out where that says so. A
-`BatchWriter` makes and sends them, so a collector that is slow or gone costs spans and nothing else. This module needs the extra `otel`.
+`BatchWriter` has them made and sent, so a collector that is slow or gone costs spans and nothing else. This module needs the extra `otel`.
 """
 
 import logging
-import time
 from collections.abc import Iterator, Mapping
 
 from opentelemetry.context import Context
@@ -18,9 +17,9 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from inference_server import __version__
-from inference_server.core.clock import Clock
-from inference_server.core.records import RequestRecord, StepRecord
-from inference_server.observability.batch_writer import BatchWriter
+from inference_server.core.records import RequestRecord
+from inference_server.observability.batch_writer import Dropped
+from inference_server.observability.run import Run
 
 TRACES_PATH = "/v1/traces"
 PROVIDER = "inference_server"
@@ -31,13 +30,12 @@ Attributes = Mapping[str, str | int | float | tuple[str, ...]]
 
 
 class SpanExporter:
-    """A `RecordSink`. endpoint: of the collector, as `http://host:4318`; `/v1/traces` is added where it is missing."""
+    """A `RecordOutput`. endpoint: of the collector, as `http://host:4318`; `/v1/traces` is added where it is missing."""
 
-    def __init__(self, endpoint: str, model_name: str, clock: Clock, max_queued: int = MAX_QUEUED) -> None:
-        """clock: the engine's."""
-        self._epoch = time.time() - clock()
-        self._model_name = model_name
-        self._closed = False
+    takes_steps = False
+
+    def __init__(self, endpoint: str, run: Run) -> None:
+        self._run = run
         url = endpoint.rstrip("/")
         self._exporter = OTLPSpanExporter(url if url.endswith(TRACES_PATH) else url + TRACES_PATH, timeout=TIMEOUT_S)
         resource = Resource.create({SERVICE_NAME: "inference-server", SERVICE_VERSION: __version__})
@@ -45,37 +43,22 @@ class SpanExporter:
         self._ended = _EndedSpans()
         provider.add_span_processor(self._ended)
         self._tracer = provider.get_tracer("inference_server", __version__)
-        self._writer: BatchWriter[RequestRecord] = BatchWriter("spans", self._write, max_queued)
-        self._writer.start()
 
-    def on_step(self, record: StepRecord) -> None: ...
-
-    def on_request(self, record: RequestRecord) -> None:
-        self._writer.put(record)
-
-    @property
-    def num_dropped(self) -> int:
-        """Requests of which no span was taken by the collector."""
-        return self._writer.num_dropped
-
-    def close(self) -> None:
-        """Send what is queued and end the thread; returns in bounded time. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._writer.close()
-            self._exporter.shutdown()  # type: ignore[no-untyped-call]
-
-    def _write(self, records: list[RequestRecord]) -> None:
+    def write(self, records: list[RequestRecord], dropped: Dropped) -> None:
         for record in records:
             self._trace(record)
         if (spans := self._ended.take()) and self._exporter.export(spans) is not SpanExportResult.SUCCESS:
             logging.getLogger(OTLPSpanExporter.__module__).disabled = True  # it has said why, and would for every batch
             raise OSError("the collector at OTLP_ENDPOINT did not take them")
 
+    def close(self, dropped: Dropped, finished: bool) -> None:
+        """Where `write` still waits for a collector that does not answer, it waits no longer."""
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
     def _trace(self, record: RequestRecord) -> None:
         parent = TraceContextTextMapPropagator().extract({"traceparent": record.traceparent}, Context())
         attributes = {name: value for name, value in self._attributes(record) if value != ""}
-        name = f"{attributes['gen_ai.operation.name']} {self._model_name}"
+        name = f"{attributes['gen_ai.operation.name']} {self._run.model_name}"
         span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=self._ns(record.arrival_time))
         inside = set_span_in_context(span, parent)
         for phase, start, end in _phases(record):
@@ -92,8 +75,8 @@ class SpanExporter:
         sampling = record.sampling
         yield "gen_ai.operation.name", "chat" if record.is_chat else "text_completion"
         yield "gen_ai.provider.name", PROVIDER
-        yield "gen_ai.request.model", self._model_name
-        yield "gen_ai.response.model", self._model_name
+        yield "gen_ai.request.model", self._run.model_name
+        yield "gen_ai.response.model", self._run.model_name
         yield "gen_ai.response.id", record.request_id
         yield "gen_ai.response.finish_reasons", (str(record.finish_reason),)
         yield "gen_ai.conversation.id", record.session_id
@@ -111,7 +94,7 @@ class SpanExporter:
         yield "inference_server.preemptions", record.num_preemptions or ""
 
     def _ns(self, seconds: float) -> int:
-        return round((self._epoch + seconds) * 1e6) * 1000
+        return round((self._run.epoch + seconds) * 1e6) * 1000
 
 
 def _phases(record: RequestRecord) -> Iterator[tuple[str, float, float]]:

@@ -1,20 +1,17 @@
 """`Telemetry`: every request that ended as a row of SQLite, one file a run, for questions that percentiles do not answer.
 
-A `BatchWriter` commits twice a second in WAL mode, so a process that is killed loses no more than that, and the file can be read
-while it grows. What did not fit into its queue, or could not be written, is counted and dropped. Neither prompts nor answers are in it.
+A `BatchWriter` has it commit twice a second in WAL mode, so a process that is killed loses no more than that, and the file can be read
+while it grows. It says itself how many rows it lacks. Neither prompts nor answers are in it.
 """
 
-import os
 import sqlite3
-import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
 from inference_server import __version__
-from inference_server.core.clock import Clock
-from inference_server.core.records import RequestRecord, StepRecord
-from inference_server.observability.batch_writer import MAX_QUEUED, BatchWriter
+from inference_server.core.records import RequestRecord
+from inference_server.observability.batch_writer import Dropped
+from inference_server.observability.run import Run
 
 SCHEMA_VERSION = 1
 # Times are seconds since the epoch; NULL where a request did not come so far.
@@ -51,52 +48,36 @@ INSERT = f"INSERT INTO requests VALUES ({', '.join('?' * 15)})"
 
 
 class Telemetry:
-    """A `RecordSink`. Construction makes the folder and the file and starts the thread; raises OSError."""
+    """A `RecordOutput`. Construction makes the folder and the file; raises OSError."""
 
-    def __init__(self, folder: Path, model_name: str, clock: Clock, max_queued: int = MAX_QUEUED) -> None:
-        """clock: the engine's."""
-        started = time.time()
-        self._epoch = started - clock()  # what turns the engine's seconds into those since the epoch
-        self._writer = BatchWriter("telemetry", self._write, max_queued)
+    takes_steps = False
+
+    def __init__(self, folder: Path, run: Run) -> None:
+        self._run = run
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"{datetime.fromtimestamp(started, UTC):%Y%m%dT%H%M%S%f}-{os.getpid()}.sqlite3"
-        meta = {"schema_version": SCHEMA_VERSION, "server_version": __version__, "model_name": model_name, "started_at": started}
+        self.path = folder / f"{run.file_stem}.sqlite3"
+        about = {"server_version": __version__, "model_name": run.model_name, "started_at": run.started_at}
         try:
             self._connection = sqlite3.connect(self.path, check_same_thread=False)
             self._connection.executescript(SCHEMA)
-            self._set_meta(meta | self._drop_counts())
+            self._set_meta({"schema_version": SCHEMA_VERSION, **about, **_drop_counts(Dropped())})
         except sqlite3.Error as error:
             raise OSError(f"{self.path}: {error}") from error
-        self._writer.start()
 
-    def on_step(self, record: StepRecord) -> None: ...
-
-    def on_request(self, record: RequestRecord) -> None:
-        self._writer.put(record)
-
-    @property
-    def num_dropped(self) -> int:
-        """Rows that are not in the file."""
-        return self._writer.num_dropped
-
-    def close(self) -> None:
-        """Write what is queued and end the file; returns in bounded time. Idempotent."""
-        if self._writer.close():
-            with suppress(sqlite3.Error):
-                self._set_meta({"ended_at": time.time()} | self._drop_counts())
-                self._connection.close()
-
-    def _write(self, records: list[RequestRecord]) -> None:
+    def write(self, records: list[RequestRecord], dropped: Dropped) -> None:
         with self._connection:
             self._connection.executemany(INSERT, map(self._row, records))
-        self._set_meta(self._drop_counts())
+        self._set_meta(_drop_counts(dropped))
+
+    def close(self, dropped: Dropped, finished: bool) -> None:
+        if finished:
+            with suppress(sqlite3.Error):
+                self._set_meta({"ended_at": self._run.now(), **_drop_counts(dropped)})
+                self._connection.close()
 
     def _set_meta(self, values: dict[str, object]) -> None:
         with self._connection:
             self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
-
-    def _drop_counts(self) -> dict[str, object]:
-        return {"dropped_queue_full": self._writer.num_refused, "dropped_write_failed": self._writer.num_failed}
 
     def _row(self, record: RequestRecord) -> tuple[object, ...]:
         return (
@@ -115,4 +96,8 @@ class Telemetry:
         )
 
     def _since_epoch(self, seconds: float | None) -> float | None:
-        return None if seconds is None else self._epoch + seconds
+        return None if seconds is None else self._run.epoch + seconds
+
+
+def _drop_counts(dropped: Dropped) -> dict[str, object]:
+    return {"dropped_queue_full": dropped.queue_full, "dropped_write_failed": dropped.write_failed}

@@ -1,6 +1,6 @@
-"""The sets of all rows by bisection on the bits of the logits: for accelerators, where the number of passes must not depend on data.
+"""The sets of all rows by bisection on the bits of the logits: for accelerators without Triton.
 
-32 passes over [R, V] without one wait for the device. Finds the same sets as `reference.py`.
+32 passes over [R, V] whatever the data, and not one wait for the device. Finds the same sets as `reference.py`.
 """
 
 from collections.abc import Sequence

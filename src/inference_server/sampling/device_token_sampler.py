@@ -11,19 +11,19 @@ from inference_server.sampling.token_rows import SamplingRows
 
 
 class DeviceTokenSampler:
-    """max_rows: both the rows of a step and the slots."""
+    """max_rows: both the rows of a step and the slots. sampler: the second half, which captured launches take without the first."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
-        self._sampler = DeviceSampler(max_rows, vocab_size, device)
+        self.sampler = DeviceSampler(max_rows, vocab_size, device)
         self._adjustment = DeviceAdjustment(max_rows, vocab_size, device)
         self._warm_up(torch.zeros(1, vocab_size, device=device))
 
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         """Ids [R] int64. logits: [R, V] float32; overwritten where rows ask for changes."""
         logits = logits.contiguous()
-        variant = self._sampler.prepare([request.sampling for request in rows.requests], rows.positions, rows.slots)
+        variant = self.sampler.prepare([request.sampling for request in rows.requests], rows.positions, rows.slots)
         self._adjustment.apply(logits, rows)
-        token_ids = self._sampler.run(logits, variant)
+        token_ids = self.sampler.run(logits, variant)
         self._adjustment.count(token_ids)
         return token_ids
 
@@ -33,4 +33,4 @@ class DeviceTokenSampler:
             rows = SamplingRows([ScheduledRequest("", [0], params, 0.0, slot=0)], [1], [0])
             one_slot = DeviceAdjustment(1, logits.shape[1], logits.device)  # the state of all slots is allocated when it is needed
             one_slot.apply(logits, rows)
-            one_slot.count(self._sampler.run(logits, self._sampler.prepare([params], rows.positions, rows.slots)))
+            one_slot.count(self.sampler.run(logits, self.sampler.prepare([params], rows.positions, rows.slots)))

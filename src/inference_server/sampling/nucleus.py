@@ -31,6 +31,7 @@ def token_weights(values: Tensor) -> Tensor:
 
 
 def fixed_point_top_p(top_p: float) -> int:
+    """What `nucleus_mass` takes: top_p in units of 2**-31."""
     return round(top_p * 2**TOP_P_BITS)
 
 

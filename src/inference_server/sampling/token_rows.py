@@ -1,14 +1,17 @@
 """What goes into sampling and comes out of it, whichever way a step's tokens are sampled."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import Tensor
 
 from inference_server.core.plan import StepPlan, TokenMasks
 from inference_server.core.request import ScheduledRequest
 from inference_server.sampling.logprobs import Scores
+
+if TYPE_CHECKING:
+    from inference_server.sampling.device_sampler import DeviceSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,5 +46,14 @@ class Sampled(NamedTuple):
     scores: Scores | None = None
 
 
-TokenSampling = Callable[[Tensor, SamplingRows], Sampled]
-"""float32 logits [R, V], which it may overwrite, and their rows, to one token each."""
+class TokenSampling(Protocol):
+    """From a step's logits to its tokens."""
+
+    @property
+    def capturable(self) -> "DeviceSampler | None":
+        """The draw of rows whose logits stay as they are, for captured launches; None where there is none, or before the first step."""
+        ...
+
+    def __call__(self, logits: Tensor, rows: SamplingRows) -> Sampled:
+        """logits: float32 [R, V], which it may overwrite. One token for each of the rows."""
+        ...

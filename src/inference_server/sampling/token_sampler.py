@@ -14,6 +14,7 @@ from inference_server.sampling.sampler import Sampler
 from inference_server.sampling.token_rows import Sampled, SamplingRows
 
 if TYPE_CHECKING:
+    from inference_server.sampling.device_sampler import DeviceSampler
     from inference_server.sampling.device_token_sampler import DeviceTokenSampler
 
 
@@ -25,8 +26,11 @@ class TokenSampler:
         self._sampler = Sampler()
         self._on_device: DeviceTokenSampler | None = None
 
+    @property
+    def capturable(self) -> "DeviceSampler | None":
+        return self._on_device.sampler if self._on_device else None
+
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Sampled:
-        """logits: float32 [R, V], which may be overwritten."""
         scored = rows_to_score(rows.requests)
         raw = logits[scored] if scored else logits
         token_ids = self._draw(logits, rows)
