@@ -18,15 +18,15 @@ from raw_http import connected, request
 from server_process import started, wait_ready
 
 SERVER = Path(__file__).parent / "serve_chaos.py"
-ROUNDS = 8
+ROUNDS = 6
 CLIENTS = {"fake": 24, "embedded": 10}
 FAULTS = {"fake": "0.0005", "embedded": "0.003"}
 DRAIN_S = 2
 IDLE_TASKS = 6  # lifespan, server, watch, and the request that asks
 QUESTION = {"text": "What is the capital of France?", "max_tokens": 16}
 SETTINGS = {
-    **{"MAX_BATCH_SIZE": "8", "MAX_QUEUE_SIZE": "24", "KV_CACHE_NUM_BLOCKS": "200", "CHECK_INTEGRITY": "true", "STALL_AFTER_S": "30"},
-    **{"ADMISSION_DEADLINE_S": "15", "REQUEST_DEADLINE_S": "30"},
+    **{"MAX_BATCH_SIZE": "8", "MAX_BATCHED_TOKENS": "256", "MAX_QUEUE_SIZE": "24", "KV_CACHE_NUM_BLOCKS": "200", "CHECK_INTEGRITY": "true"},
+    **{"STALL_AFTER_S": "30", "ADMISSION_DEADLINE_S": "15", "REQUEST_DEADLINE_S": "30"},
     **{"LOG_FORMAT": "json", "LOG_LEVEL": "warning", "DRAIN_TIMEOUT_S": str(DRAIN_S), "ENABLE_SIMULATOR": "true"},
     # All memory comes from the C heap, whose bytes in use are counted exactly; large pieces go back to the system when they are freed.
     **{"PYTHONMALLOC": "malloc", "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "2"},
