@@ -18,7 +18,6 @@ from raw_http import connected, request
 from server_process import started, wait_ready
 
 SERVER = Path(__file__).parent / "serve_chaos.py"
-ROUNDS = 6
 CLIENTS = {"fake": 24, "embedded": 10}
 FAULTS = {"fake": "0.0005", "embedded": "0.003"}
 DRAIN_S = 2
@@ -52,12 +51,12 @@ def attacked(model: str, seed: str, folder: Path, **settings: str) -> Iterator[t
 
 
 async def stormy(target: Target, seed: str, seconds: float, num_clients: int) -> list[State]:
-    """What the server holds at rest, after each of `ROUNDS` parts of the storm."""
+    """What the server holds at rest, after each of six or more equal parts of the storm."""
     await warm_up(target)
-    states = []
-    for number in range(ROUNDS):
+    states, rounds = [], max(6, round(seconds / 15))
+    for number in range(rounds):
         stop = asyncio.Event()
-        asyncio.get_running_loop().call_later(seconds / ROUNDS, stop.set)
+        asyncio.get_running_loop().call_later(seconds / rounds, stop.set)
         await storm(target, f"{seed} {number}", num_clients, stop)
         states.append(await at_rest(target))
         print(states[-1])  # noqa: T201
