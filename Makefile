@@ -1,6 +1,6 @@
 # run: the server on the embedded model · bench: tokens/s of the running server · install, fmt, clean
 # check: every static gate · test: the fast suite · heavy: the slow one · browser: the dashboard in Chromium · monitoring: the queries of monitoring/ on a Prometheus
-# chaos: ten minutes of bad clients, five on each of two models · clients: other projects' clients of its API
+# chaos: ten minutes of bad clients, on two models side by side · clients: other projects' clients of its API
 # fleet: REPLICAS servers behind one address, on Ray Serve · fleet-test: what such a fleet has to show
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +11,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
 BENCH_ARGS ?=
-CHAOS_SECONDS ?= 300
+CHAOS_SECONDS ?= 600
 REPLICAS ?= 3
 FLEET_INSTALLED := $(VENV)/.installed-fleet
 SHARED := -n $(WORKERS) --dist loadfile
@@ -25,7 +25,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -q $(SHARED) $(PYTEST_ARGS)
 
 chaos: $(INSTALLED)
-	$(BIN)/python -m pytest -q -s -m "heavy or not heavy" --timeout=1500 --chaos-seconds=$(CHAOS_SECONDS) tests/chaos $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -rP -m heavy --chaos-seconds=$(CHAOS_SECONDS) $(SHARED) tests/chaos $(PYTEST_ARGS)
 
 heavy: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m heavy --timeout=900 $(SHARED) $(PYTEST_ARGS)

@@ -51,7 +51,13 @@ def num_rows(path: Path) -> int:
 
 @pytest.mark.alone
 def test_telemetry_of_a_killed_run_is_whole_but_for_its_last_second(tmp_path: Path) -> None:
-    settings = {"MODEL_NAME": "fake", "CHAOS_FAULTS": "0", "CHAOS_SEED": "0", "TELEMETRY_DIR": str(tmp_path / "telemetry")}
+    settings = {
+        "MODEL_NAME": "fake",
+        "CHAOS_FAULTS": "0",
+        "CHAOS_SEED": "0",
+        "KV_CACHE_NUM_BLOCKS": "256",
+        "TELEMETRY_DIR": str(tmp_path / "telemetry"),
+    }
     body = {"text": "hi", "max_tokens": 8}
     with started(tmp_path, [str(FAKE)], **settings) as (child, address):
         wait_ready(child, address)

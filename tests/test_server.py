@@ -11,8 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -107,15 +109,74 @@ def test_the_second_signal_exits_at_once(kind: str) -> None:
     with process(kind) as served:
         wait_for_status(served.client, "/ready", 200)
         with served.client.stream("POST", "/generate", json=ENDLESS) as answer:
-            blocks = answer.iter_raw()  # held: its end would close the connection
-            next(blocks)
+            blocks = answer.iter_raw()
+            raw = next(blocks)
             served.child.send_signal(signal.SIGTERM)
             with httpx.Client(base_url=served.client.base_url, timeout=20, trust_env=False) as other:
                 wait_for_status(other, "/ready", 503)
             start = time.monotonic()
             served.child.send_signal(signal.SIGINT)
+            raw += b"".join(blocks)
+            assert b'"code": "aborted"' in raw
+            assert raw.endswith(b"data: [DONE]\n\n")
             assert served.child.wait(5) == 128 + signal.SIGINT
             assert time.monotonic() - start < 2
+
+
+STATES = {
+    "loading": {"SERVED_MODEL_NAME": "slow"},
+    "idle": {},
+    "overloaded": {"MAX_BATCH_SIZE": "1", "MAX_QUEUE_SIZE": "2"},
+    "stalled": {"SERVED_MODEL_NAME": "hanging"},
+}
+LEFT_BEHIND = 128 + signal.SIGTERM
+
+
+@contextmanager
+def in_state(state: str, drain_s: float) -> Iterator[tuple[Served, list[Future[httpx.Response]]]]:
+    """A server, and what its clients wait for: answers to three requests where one runs and two wait, or to one in a step that hangs."""
+    num_clients = {"overloaded": 3, "stalled": 1}.get(state, 0)
+    with ThreadPoolExecutor(3) as pool, process("command line", DRAIN_TIMEOUT_S=str(drain_s), **STATES[state]) as served:
+        wait_for_status(served.client, "/health" if state == "loading" else "/ready", 200)
+        post = partial(httpx.post, f"{served.client.base_url}/generate", timeout=60, trust_env=False)
+        answers = [pool.submit(post, json=ENDLESS | {"stream": False}) for _ in range(num_clients)]
+        if state == "overloaded":
+            wait_for_status(served.client, "/ready", 503)
+        while state == "stalled" and served.client.get("/health").json()["status"] != "ok":
+            time.sleep(0.02)
+        yield served, answers
+
+
+def all_told(answers: list[Future[httpx.Response]]) -> bool:
+    """Whoever was let in, that its answer was cut short; nobody is left without an answer."""
+    codes = {answer.result().json()["error"]["code"] for answer in answers}
+    return codes <= {"aborted", "overloaded"} and ("aborted" in codes or not answers)
+
+
+@pytest.mark.parametrize(("state", "code"), [("idle", 0), ("overloaded", 0), pytest.param("stalled", LEFT_BEHIND, marks=pytest.mark.heavy)])
+def test_one_signal_ends_the_process_in_any_state(state: str, code: int) -> None:
+    with in_state(state, drain_s=0.3) as (served, answers):
+        served.child.send_signal(signal.SIGTERM)
+        assert served.child.wait(20) == code
+        assert all_told(answers)
+
+
+@pytest.mark.parametrize(
+    ("state", "codes"),
+    [
+        pytest.param("loading", {LEFT_BEHIND, 128 + signal.SIGINT}, marks=pytest.mark.heavy),
+        pytest.param("idle", {0, 128 + signal.SIGINT}, marks=pytest.mark.heavy),
+        ("overloaded", {128 + signal.SIGINT}),
+        ("stalled", {128 + signal.SIGINT}),
+    ],
+)
+def test_two_signals_end_the_process_at_once_in_any_state(state: str, codes: set[int]) -> None:
+    with in_state(state, drain_s=30) as (served, answers):
+        served.child.send_signal(signal.SIGTERM)
+        time.sleep(0.1)  # two at once would be one
+        served.child.send_signal(signal.SIGINT)
+        assert served.child.wait(5) in codes
+        assert all_told(answers)
 
 
 @pytest.mark.parametrize("kind", ["uvicorn", "command line"])
@@ -195,6 +256,7 @@ def test_the_address_is_printed() -> None:
         wait_for_status(served.client, "/ready", 200)
         served.child.send_signal(signal.SIGTERM)
         output = served.ended()
+        assert served.child.returncode == 0
         assert f"inference-server: http://localhost:{served.client.base_url.port}/" in output
 
 

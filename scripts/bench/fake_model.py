@@ -5,7 +5,7 @@ from inference_server.config import Settings
 from inference_server.core.model_spec import GenerationDefaults
 from inference_server.core.prefix_journal import PrefixJournal
 from inference_server.engine.loaded_model import LoadedModel
-from inference_server.engine.model_loader import kv_layout
+from inference_server.engine.model_loader import grammar_compiler, kv_layout
 from inference_server.kv_cache.factory import create_cache
 from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
 from inference_server.tokenization.chat_template import ChatTemplate
@@ -20,5 +20,6 @@ def load_fake(settings: Settings, backend: FakeBackend, journal: PrefixJournal |
     layout = kv_layout(options, spec)
     backend.allocate(layout)
     scheduler = ContinuousBatchScheduler(create_cache(layout, options), settings.scheduler_options())
-    chats, defaults = ChatTemplate(template, {}), GenerationDefaults(temperature=0.0)
-    return LoadedModel(backend, scheduler, ByteTokenizer(), chats, spec, defaults, spec.max_model_len, 0)
+    tokenizer, chats, defaults = ByteTokenizer(), ChatTemplate(template, {}), GenerationDefaults(temperature=0.0)
+    grammars = grammar_compiler(tokenizer, tokenizer.vocab_size)
+    return LoadedModel(backend, scheduler, tokenizer, chats, spec, defaults, spec.max_model_len, 0, grammars=grammars)

@@ -48,6 +48,7 @@ def running(
     load: Callable[[], LoadedModel] | None = None,
     load_model: Callable[[Settings, EchoBackend], LoadedModel] = load_echo,
     options: dict[str, Any] | None = None,
+    http: type[HttpProtocol] = HttpProtocol,
     **settings: Any,
 ) -> Iterator[TestServer]:
     """A server whose port is open, and whose model is loaded unless `load` is given. options: fields of `ApiOptions`."""
@@ -57,7 +58,7 @@ def running(
     context: ApiContext = app.state.context
     api_options: ApiOptions = replace(context.options, **(options or {}))
     app.state.context = context = replace(context, options=api_options)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, http=HttpProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=2))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, http=http, log_config=None, access_log=False, timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

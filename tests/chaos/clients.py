@@ -207,12 +207,13 @@ async def storm(target: Target, seed: str, num_clients: int, stop: asyncio.Event
             (kind,) = rng.choices(list(KINDS), list(KINDS.values()))
             try:
                 await kind(target, rng)
-            except ConnectionError as error:
-                if target.stopping:
-                    return
-                target.counts[f"{kind.__name__}: {type(error).__name__}"] += 1  # of one that did not wait for an answer
             except Exception as error:
-                target.found.append(f"{kind.__name__}: {error!r}")
+                if target.stopping and isinstance(error, ConnectionError | CutOffError):
+                    return
+                if isinstance(error, ConnectionError):  # of one that did not wait for an answer
+                    target.counts[f"{kind.__name__}: {type(error).__name__}"] += 1
+                else:
+                    target.found.append(f"{kind.__name__}: {error!r}")
 
     async with asyncio.TaskGroup() as group:
         for index in range(num_clients):

@@ -112,7 +112,11 @@ def test_perfetto_gets_a_well_formed_trace_of_all_that_happened(
     monkeypatch.setattr("sys.argv", ["tool", *map(str, files), "-o", str(tmp_path / "trace.json")])
     tool.main()
     assert "1 lines were not whole" in capsys.readouterr().err
-    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    file = json.loads((tmp_path / "trace.json").read_text())
+    trace = file["traceEvents"]
+    assert file == {"traceEvents": trace, "displayTimeUnit": "ms"}
+    for event in trace:
+        assert_valid(event)
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace if e["name"] == "thread_name"}
     slices = [e for e in trace if e["ph"] == "X"]
     assert set(names.values()) == {*Phase, "slot 0", "slot 1", "slot 2", "slot 3"} == {names[e["pid"], e["tid"]] for e in slices}
@@ -128,6 +132,27 @@ def test_perfetto_gets_a_well_formed_trace_of_all_that_happened(
     begun, ended = (sorted((e["id"], e["ts"]) for e in trace if e["ph"] == kind) for kind in "be")
     assert len(begun) >= 36
     assert all(b[0] == e[0] and b[1] < e[1] for b, e in zip(begun, ended, strict=True))
+
+
+WANTED = {  # by the Trace Event format: what an event of each kind must have beside its name and its process
+    "X": {"tid": int, "ts": int, "dur": int},
+    "i": {"tid": int, "ts": int, "s": str},
+    "C": {"ts": int, "args": dict},
+    "b": {"ts": int, "cat": str, "id": str},
+    "e": {"ts": int, "cat": str, "id": str},
+    "M": {"args": dict},
+}
+
+
+def assert_valid(event: dict[str, Any]) -> None:
+    for field, kind in {"name": str, "pid": int, **WANTED[event["ph"]]}.items():
+        assert type(event[field]) is kind, event
+    assert event.get("ts", 0) >= 0 <= event.get("dur", 0), event
+    assert event.get("s", "t") in "gpt", event
+    if event["ph"] == "C":
+        assert all(type(value) is int for value in event["args"].values()), event
+    if event["ph"] == "M":
+        assert event["name"] in ("process_name", "thread_name") and type(event["args"]["name"]) is str, event
 
 
 def assert_nested(slices: list[dict[str, Any]]) -> None:

@@ -53,8 +53,8 @@ def engine_lifespan(
 class GracefulExit:
     """Chains itself before the server's own signal handlers: drain with the listener open, then let the server close.
 
-    The first SIGTERM or SIGINT makes readiness and new generations 503 at once and lets running requests finish. A second one ends the
-    process on the spot.
+    The first SIGTERM or SIGINT makes readiness and new generations 503 at once and lets running requests finish. A second one ends their
+    streams with an error and the process with them, a third one the process on the spot.
     """
 
     def __init__(self, engine: AsyncEngine, drain_timeout_s: float, flush: Callable[[], None], simulator: LoadSimulator | None) -> None:
@@ -63,8 +63,8 @@ class GracefulExit:
         self._simulator = simulator
         self._drain_timeout_s = drain_timeout_s
         self._loop = asyncio.get_running_loop()
-        self._drain_task: asyncio.Task[None] | None = None
-        self._signalled = False
+        self._tasks: list[asyncio.Task[None]] = []  # of the reactions to the first signal and to the second
+        self._reactions = iter((self._drain, self._leave))
         self._server_handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
 
     def install(self) -> None:
@@ -77,14 +77,11 @@ class GracefulExit:
                 self._server_handlers[signum] = previous
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self._signalled:
+        reaction = next(self._reactions, None)
+        if reaction is None or self._loop.is_closed():
             os._exit(128 + signum)
-        self._signalled = True
         self._engine.begin_drain()
-        self._loop.call_soon_threadsafe(self._start, signum)
-
-    def _start(self, signum: int) -> None:
-        self._drain_task = asyncio.create_task(self._drain(signum))
+        self._loop.call_soon_threadsafe(lambda: self._tasks.append(asyncio.create_task(reaction(signum))))
 
     async def _drain(self, signum: int) -> None:
         logger.info("%s: draining; open requests: %d", signal.Signals(signum).name, self._engine.num_open)
@@ -96,6 +93,12 @@ class GracefulExit:
             # An interpreter that shuts down under a thread in native code aborts, so with the engine left behind it must not.
             await _exit(128 + signum, self._flush)
         handler(signum, None)
+
+    async def _leave(self, signum: int) -> None:
+        logger.info("%s again: leaving; open requests: %d", signal.Signals(signum).name, self._engine.num_open)
+        self._tasks[0].cancel()
+        self._engine.abandon()
+        await _exit(128 + signum, self._flush)
 
 
 async def _exit_when_broken(engine: AsyncEngine, flush: Callable[[], None]) -> None:

@@ -122,7 +122,13 @@ class AsyncEngine:
             self._thread.join(limit_s)
         except TimeoutError:
             logger.warning("the engine thread is busy and was left behind")
-            self._streams.close_all(lambda: RequestAbortedError("the server is shutting down"))
+            self.abandon()
+
+    def abandon(self) -> None:
+        """End every stream now; the engine thread, if it still can, writes down that they ended."""
+        self._stopping = True
+        self._engine.stop()
+        self._streams.close_all(lambda: RequestAbortedError("the server is shutting down"))
 
     async def wait_ended(self) -> None:
         """Until the engine thread has ended, by `stop` or by a failure, and every stream with it."""

@@ -1,0 +1,18 @@
+"""Chaos on the embedded model, in a file of its own so that it storms beside the fake model where two processes share the tests."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from leaks import leaks
+from lives import CLIENTS, attacked, ended_by_signals, stormy
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1500)
+def test_a_storm_leaves_nothing_behind(chaos_seconds: float | None, chaos_seed: str, tmp_path: Path) -> None:
+    with attacked("embedded", chaos_seed, tmp_path) as (target, child):
+        states = asyncio.run(stormy(target, chaos_seed, chaos_seconds or 180.0, CLIENTS["embedded"]))
+        asyncio.run(ended_by_signals(target, random.Random(chaos_seed), CLIENTS["embedded"], child, number=1))
+    assert not leaks(states)
