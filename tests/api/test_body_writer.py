@@ -1,10 +1,12 @@
 """Events that are written past the task of their response: whole, in order, and no more of them than a slow client has room for."""
 
+import asyncio
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, MutableMapping
 from contextlib import contextmanager
 from http.client import HTTPResponse
+from math import inf
 from typing import Any
 
 import httpx
@@ -16,9 +18,11 @@ from wire_prompts import prompt_of
 
 from inference_server.api.body_writer import BodyWriter
 from inference_server.api.http_protocol import HttpProtocol
+from inference_server.api.sse import PING, TokenStreamResponse
 
 HIGH_WATER = 4096
 NUM_TOKENS = 1500
+PING_S = 0.02
 ENDLESS = {"prompt": "abc", "ignore_eos": True, "max_tokens": NUM_TOKENS, "stream": True}
 
 
@@ -96,3 +100,30 @@ def test_a_server_without_the_extension_says_the_same(client: httpx.Client, path
     monkeypatch.setattr(BodyWriter, "of", lambda scope: None)
     body = prompt_of(path, "eins zwei 🦊") | {"max_output_tokens" if path == RESPONSES else "max_tokens": 40}
     assert streamed(client, path, body).choices == whole(client, path, body).choices
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("busy", [False, True])
+async def test_what_is_written_at_once_puts_pings_off(busy: bool) -> None:
+    class Writer(BodyWriter):
+        last_write = property(lambda self: asyncio.get_running_loop().time() if busy else -inf)  # type: ignore[assignment]
+
+        def __init__(self) -> None: ...
+
+    async def content() -> AsyncIterator[bytes]:
+        await asyncio.sleep(5 * PING_S)
+        yield b"end"
+
+    async def receive() -> dict[str, str]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def on_close() -> None: ...
+
+    sent: list[bytes] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message.get("body", b""))
+
+    await TokenStreamResponse(content(), on_close, PING_S, Writer())({"type": "http"}, receive, send)
+    assert (PING in sent) is not busy
