@@ -5,42 +5,24 @@
 A server on `FakeBackend` in a process of its own, with the real scheduler, engine, routes and uvicorn; this process is the client, raw
 sockets that count events. Costs are processor time of the server while all streams run, so that they mean something on a busy machine
 too. First with one event a token, then merged, as the server does it above 64 streams. The fake model's work counts as the server's.
+Before both the floor: as many writes of as many bytes by a thread that does nothing else.
 """
 
 import argparse
-import asyncio
 import socket
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 import httpx
-import uvicorn
-from fake_model import load_fake
 from light_client import completion, stream_all
+from response_server import Reading, run_floor, run_server
 
-from inference_server.backends.fake_backend import FakeBackend
-from inference_server.config import Settings
-from inference_server.core.kv_layout import LayerGroup
-from inference_server.engine import outbox
-from inference_server.server import create_app
-
-# The fake model hashes what a token attends to. That is no part of the path, so it attends to little.
-GROUPS = (LayerGroup((0,), 1, 1, 2, window=1),)
 LOOK_EVERY_S = 0.002
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Of the server. loop_s, process_s: processor time of the event loop's thread and of all; steps: of the engine."""
-
-    time: float
-    loop_s: float
-    process_s: float
-    steps: int
+Run = Callable[[socket.socket, Connection], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,40 +35,13 @@ class Figures:
     processor_rate: float
 
 
-async def serve(listener: socket.socket, control: Connection, streams: int, step_s: float) -> None:
-    """Until the other side of `control` says so; any other message is answered by a reading."""
-    settings = Settings(
-        _env_file=None,
-        model_name="fake",
-        max_batch_size=streams,
-        max_queue_size=streams,
-        max_batched_tokens=32 * streams,
-        kv_cache_num_blocks=64 * streams,
-        enable_prefix_cache=False,
-        log_level="warning",
-    )
-    app = create_app(settings, partial(load_fake, settings, FakeBackend(GROUPS, step_time_s=step_s)))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
-    engine = app.state.context.engine
-
-    def on_message() -> None:
-        if control.recv() is None:
-            server.should_exit = True
-            return
-        control.send(Reading(time.perf_counter(), time.thread_time(), time.process_time(), engine.snapshot.step_id))
-
-    asyncio.get_running_loop().add_reader(control.fileno(), on_message)
-    await server.serve([listener])
+def wait_ready(url: str) -> None:
+    while httpx.get(f"{url}/ready", timeout=120, trust_env=False).status_code != 200:
+        time.sleep(0.05)
 
 
-def run_server(listener: socket.socket, control: Connection, streams: int, step_s: float, merged: bool) -> None:
-    if not merged:
-        outbox.MERGE_ABOVE = sys.maxsize
-    with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
-        runner.run(serve(listener, control, streams, step_s))
-
-
-def measure(streams: int, tokens: int, step_s: float, merged: bool) -> Figures:
+def measure(streams: int, tokens: int, run: Run, wait: Callable[[str], None] = wait_ready) -> Figures:
+    """run: a server, in a process of its own. wait: until it is ready."""
     context = get_context("spawn")
     here, there = context.Pipe()
     readings: list[Reading] = []
@@ -99,12 +54,11 @@ def measure(streams: int, tokens: int, step_s: float, merged: bool) -> Figures:
 
     with socket.create_server(("127.0.0.1", 0), backlog=streams) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        child = context.Process(target=run_server, args=(listener, there, streams, step_s, merged))
+        child = context.Process(target=run, args=(listener, there))
         child.start()
         try:
             requests = [completion(url, f"A fake model reads prompt {i}", tokens) for i in range(streams)]
-            while httpx.get(f"{url}/ready", timeout=120, trust_env=False).status_code != 200:
-                time.sleep(0.05)
+            wait(url)
             stream_all(url, requests[:1])
             stream_all(url, requests, mark, mark, LOOK_EVERY_S)
         finally:
@@ -126,9 +80,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512, help="of each stream")
     parser.add_argument("--step-ms", type=float, default=20.0, help="of a step of the first run: long enough to send each token alone")
     args = parser.parse_args()
+    streams, tokens, step_s = args.streams, args.tokens, args.step_ms / 1e3
+    floor = measure(streams, tokens, partial(run_floor, streams, tokens, step_s), lambda url: None)
+    print(f"{streams} streams, floor: {floor.us_per_event:.1f} µs of a thread that only sends, an event of one token", flush=True)
     for merged in (False, True):
-        figures = measure(args.streams, args.tokens, 0.0 if merged else args.step_ms / 1e3, merged)
-        print(f"{args.streams} streams, {'merged' if merged else 'one event a token'}:", end=" ")
+        figures = measure(streams, tokens, partial(run_server, streams, 0.0 if merged else step_s, merged))
+        print(f"{streams} streams, {'merged' if merged else 'one event a token'}:", end=" ")
         print(f"{figures.us_per_event:.1f} µs of the event loop an event of {figures.tokens_per_event:.1f} tokens,", end=" ")
         print(f"{figures.rate:,.0f} tokens/s by the clock, {figures.processor_rate:,.0f} by the server's processor time", flush=True)
 

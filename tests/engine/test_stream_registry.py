@@ -1,4 +1,4 @@
-"""When readers are woken, and what they get then."""
+"""When readers are woken, what they get then, and what goes past them."""
 
 import asyncio
 
@@ -55,3 +55,52 @@ async def test_leaving_aborts_once_what_has_not_ended(end: FinishReason | None, 
     await stream.aclose()
     assert [delta async for delta in stream] == []
     assert seen == aborts
+
+
+async def test_what_is_diverted_wakes_nobody_and_overtakes_nothing() -> None:
+    stream = RequestStream(["r"], lambda request_id: None)
+    taken: list[str] = []
+    read: list[str] = []
+    room = True
+
+    async def reading() -> None:
+        read.extend([delta.text async for delta in stream])
+
+    def push(text: str, finish_reason: FinishReason | None = None) -> None:
+        stream.push("r", OutputDelta(text=text, finish_reason=finish_reason))
+
+    def take(delta: OutputDelta) -> bool:
+        if room:
+            taken.append(delta.text)
+        return room
+
+    stream.divert(take)
+    push("a")  # nobody has asked for one
+    reader = asyncio.create_task(reading())
+    await asyncio.sleep(0)
+    push("b")
+    room = False
+    push("c")
+    room = True
+    push("d")  # the reader has been given one, and may not have dealt with it
+    await asyncio.sleep(0)
+    push("e")
+    push("f", FinishReason.STOP)
+    await asyncio.wait_for(reader, 5)
+    assert (taken, read) == (["b", "e"], ["a", "cd", "f"])
+
+
+async def test_a_delta_that_cannot_be_taken_fails_its_own_reader_alone() -> None:
+    registry = StreamRegistry()
+    registry.bind(asyncio.get_running_loop())
+    streams = [RequestStream([name], lambda request_id: None) for name in "ab"]
+    for stream in streams:
+        registry.take_places()
+        registry.open(stream)
+        stream.divert(lambda delta: bool(delta.token_ids[0]))
+    readers = [asyncio.create_task(anext(stream)) for stream in streams]
+    await asyncio.sleep(0)
+    registry.hand_over({"a": OutputDelta(text="none"), "b": OutputDelta(text="one", token_ids=[0])})
+    with pytest.raises(IndexError):
+        await asyncio.wait_for(readers[0], 5)
+    assert (await asyncio.wait_for(readers[1], 5)).text == "one"

@@ -2,6 +2,8 @@
 
 A stream's response begins with its first delta, so that what fails before has a proper status; but it waits for that no longer than
 one ping interval, lest a proxy gives up during a long prompt. What fails later is an event, and the format says how a stream ends.
+Between, a delta's events are written in the callback that hands it over; the response's task takes the first and the last delta, and
+those for which a slow client has no room yet.
 """
 
 import asyncio
@@ -12,6 +14,7 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 from starlette.types import Receive
 
+from inference_server.api.body_writer import BodyWriter
 from inference_server.api.context import ApiContext
 from inference_server.api.errors import ClientDisconnectedError
 from inference_server.api.fairness import fairness_key
@@ -48,8 +51,9 @@ async def respond(
     """The response to all generations; `make` gets the first one's id. Raises the engine's error, or ClientDisconnectedError."""
     if stream:
         tokens, first = await while_connected(request.receive, _open(context, generations))
-        content = _events(tokens, first, make(tokens.request_ids[0]))
-        return TokenStreamResponse(content, partial(_close, tokens, first), context.options.ping_interval_s)
+        writer = BodyWriter.of(request.scope)
+        content = _events(tokens, first, make(tokens.request_ids[0]), writer)
+        return TokenStreamResponse(content, partial(_close, tokens, first), context.options.ping_interval_s, writer)
     request_id, choices = await while_connected(request.receive, _collect(context, generations))
     return Response(make(request_id).body(choices), media_type="application/json")
 
@@ -101,12 +105,26 @@ async def _close(tokens: RequestStream, first: asyncio.Future[OutputDelta]) -> N
     await tokens.aclose()
 
 
-async def _events(tokens: RequestStream, first: asyncio.Future[OutputDelta], response_format: ResponseFormat) -> AsyncIterator[bytes]:
+async def _events(
+    tokens: RequestStream, first: asyncio.Future[OutputDelta], response_format: ResponseFormat, writer: BodyWriter | None
+) -> AsyncIterator[bytes]:
+    """Asked for the first one when the head is out. What `writer` can write at once does not come this way."""
     if not first.done():
         yield PING
+    if writer is not None:
+        tokens.divert(partial(_write, writer, response_format))
     delta = await first
     while delta.error is None and not tokens.exhausted:
         if chunk := response_format.events(delta):
             yield chunk
         delta = await anext(tokens)
     yield (response_format.failure(delta.error) if delta.error else response_format.events(delta)) + response_format.end
+
+
+def _write(writer: BodyWriter, response_format: ResponseFormat, delta: OutputDelta) -> bool:
+    """Whether it has written the events of `delta`."""
+    if not writer.ready:
+        return False
+    if chunk := response_format.events(delta):
+        writer.write(chunk)
+    return True

@@ -1,8 +1,8 @@
 """`HttpProtocol`: uvicorn's HTTP/1.1 connection, held to limits where there is no request yet that middleware could refuse.
 
 The head of a request must be whole within `head_timeout_s` and a size; a connection on which no request is under way always has a timer.
-What is no HTTP is refused in the error shape. A client that leaves is missed by every request it has sent, not by the last one alone. For
-plain uvicorn: `--http inference_server.api.http_protocol:HttpProtocol`.
+What is no HTTP is refused in the error shape. A client that leaves is missed by every request it has sent, not by the last one alone. Each
+request comes with a `BodyWriter`. For plain uvicorn: `--http inference_server.api.http_protocol:HttpProtocol`.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from inference_server.api.body_writer import EXTENSION, BodyWriter
 from inference_server.api.errors import error_body
 
 MAX_HEAD_BYTES = 256 * 1024  # `HeaderLimit` refuses far less, with better words; this is what one connection may keep in memory
@@ -71,6 +72,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._earlier = [cycle for cycle in self._earlier if not cycle.response_complete] + [self.cycle]
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.scope["extensions"] = {EXTENSION: {"writer": BodyWriter(self.cycle, self.loop.time)}}
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "this is not a valid HTTP/1.1 request, or one of too many that wait")

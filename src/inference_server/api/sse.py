@@ -9,18 +9,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from inference_server.api.body_writer import BodyWriter
+
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class TokenStreamResponse(StreamingResponse):
-    """content: whole events. A comment goes out when nothing else has for `ping_interval_s` seconds."""
+    """content: whole events. writer: by which others pass it. A comment goes out when nothing else has for `ping_interval_s` seconds."""
 
-    def __init__(self, content: AsyncIterator[bytes], on_close: Callable[[], Awaitable[None]], ping_interval_s: float) -> None:
+    def __init__(
+        self, content: AsyncIterator[bytes], on_close: Callable[[], Awaitable[None]], ping_interval_s: float, writer: BodyWriter | None
+    ) -> None:
         super().__init__(content, media_type="text/event-stream", headers=HEADERS)
         self._on_close = on_close
         self._ping_interval_s = ping_interval_s
+        self._writer = writer
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,7 +50,8 @@ class TokenStreamResponse(StreamingResponse):
 
     async def _ping(self, send: Send, clock: Callable[[], float]) -> None:
         while True:
-            idle_s = clock() - self._last_sent
+            last_sent = self._last_sent if self._writer is None else max(self._last_sent, self._writer.last_write)
+            idle_s = clock() - last_sent
             if idle_s >= self._ping_interval_s:
                 await send({"type": "http.response.body", "body": PING, "more_body": True})
                 self._last_sent = clock()

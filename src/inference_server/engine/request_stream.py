@@ -28,6 +28,7 @@ class RequestStream:
         self._indices = {request_id: index for index, request_id in enumerate(request_ids)}
         self._pending: dict[int, OutputDelta] = {}  # by choice, those that came first in front
         self._waiter: asyncio.Future[None] | None = None  # of the one reader, while it waits
+        self._take: Callable[[OutputDelta], bool] | None = None
         self._unfinished = dict.fromkeys(request_ids)
         self._num_unread = len(request_ids)  # terminal deltas
 
@@ -36,13 +37,23 @@ class RequestStream:
         """Whether the reader has had all there will be."""
         return not self._num_unread
 
+    def divert(self, take: Callable[[OutputDelta], bool]) -> None:
+        """From now on a delta that is not terminal goes to `take`, without a task that wakes, whenever the reader waits for one.
+
+        So the reader is done with all that came before. Where `take` returns False, and has done nothing, the delta is the reader's after
+        all; what it raises, iteration raises.
+        """
+        self._take = take
+
     def push(self, request_id: str, delta: OutputDelta) -> None:
-        """Take the next delta of a choice, for the reader who waits, or for the next read."""
+        """The next delta of a choice, for the reader who waits, or for the next read."""
         if self.exhausted:
             return
+        delta.index = index = self._indices[request_id]
         if delta.terminal:
             del self._unfinished[request_id]
-        delta.index = index = self._indices[request_id]
+        elif self._diverted(delta):
+            return
         pending = self._pending.setdefault(index, delta)
         if pending is not delta:
             pending.merge(delta)
@@ -87,9 +98,22 @@ class RequestStream:
         for request_id in self._unfinished:
             self._abort(request_id)
 
+    def _diverted(self, delta: OutputDelta) -> bool:
+        if self._take is None or (waiter := self._waiting()) is None:
+            return False
+        try:
+            return self._take(delta)
+        except Exception as error:  # the reader's alone: whoever pushes has deltas for others too
+            waiter.set_exception(error)
+            return True
+
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if (waiter := self._waiting()) is not None:
+            waiter.set_result(None)
+
+    def _waiting(self) -> asyncio.Future[None] | None:
+        """What the reader waits on, while it does."""
+        return None if self._waiter is None or self._waiter.done() else self._waiter
 
     async def __aenter__(self) -> Self:
         return self
