@@ -10,6 +10,7 @@ ratios, above 1 where this server is faster; after each level all so far is writ
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -146,7 +147,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--vllm-python", required=True, help="the Python in which vLLM is installed")
-    parser.add_argument("--vllm-args", nargs="*", default=["--no-enable-prefix-caching"], help="flags of vLLM's server besides")
+    parser.add_argument("--vllm-args", type=shlex.split, default="--no-enable-prefix-caching", help="flags of vLLM's server, in one word")
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
     parser.add_argument("--load-format", default="auto", help="dummy: random weights in both")
     parser.add_argument("--max-model-len", type=int, default=16384)

@@ -38,6 +38,7 @@ SERVER = """
         def log_message(self, *args):
             pass
 
+    assert ("--model" in sys.argv) == (sys.argv[-2:] == ["--seed", "0"])
     port = int(sys.argv[sys.argv.index("--port") + 1])
     ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
@@ -120,7 +121,7 @@ def test_clients_of_both_servers(
 ) -> None:
     """The stand-in's Python serves as this project's too: what its server takes to start is another test's matter."""
     monkeypatch.setattr(sys, "executable", vllm_python)
-    rows = run(monkeypatch, folder, vllm_python, "--levels", "http", "--batches", "1x4x8", "2x4x8")
+    rows = run(monkeypatch, folder, vllm_python, "--levels", "http", "--vllm-args=--seed 0", "--batches", "1x4x8", "2x4x8")
     assert [row["label"] for row in rows] == ["1 rows, 4 in, 8 out", "2 rows, 4 in, 8 out"]
     for line, row in zip(capsys.readouterr().out.splitlines()[1:], rows, strict=True):
         assert line.endswith(f"{row['ours'] / row['vllm']:.2f}")
