@@ -2,12 +2,14 @@
 
     python scripts/bench/offline_batch.py vllm < job.json
 
-The job, as `vllm_head_to_head.py` writes it, names the model folder and batches of (rows, tokens in, tokens out of each). The last line
-of output is a JSON list: for each batch the output tokens a second of its best round, prefill included, after one that warms up.
-Prompts are random ids, the same for both, and no prefix is cached. vLLM does not make text here; this engine does for each token.
+The job, as `vllm_head_to_head.py` writes it, names the model folder and batches of (rows, tokens in, tokens out of each). The output is a
+JSON list: for each batch the output tokens a second of its best round, prefill included, after one that warms up; all else that an engine
+prints goes to the error stream. Prompts are random ids, the same for both, and no prefix is cached. vLLM does not make text here; this
+engine does for each token.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -78,11 +80,13 @@ def measure(job: dict[str, Any], generate: Generate) -> list[float]:
                 raise RuntimeError(f"{tokens} tokens instead of {rows} x {num_out}")
             if round_:
                 best = max(best, tokens / (time.perf_counter() - begin))
+        print(f"{rows} rows, {num_in} in, {num_out} out: {best:,.1f} tokens a second", file=sys.stderr, flush=True)
         rates.append(best)
     return rates
 
 
 if __name__ == "__main__":
     given = json.load(sys.stdin)
-    rates = measure(given, {"vllm": open_vllm, "ours": open_ours}[sys.argv[1]](given))
-    print(json.dumps(rates), flush=True)
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answer:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        json.dump(measure(given, {"vllm": open_vllm, "ours": open_ours}[sys.argv[1]](given)), answer)

@@ -75,12 +75,14 @@ def find(peer: Peer, path: str) -> tuple[str, ...] | None:
     return None if program is None else (program, *peer.command[1:])
 
 
-def start(peer: Peer, command: Sequence[str], places: Mapping[str, Any], startup_s: float, stack: ExitStack) -> Running:
+def start(
+    peer: Peer, command: Sequence[str], places: Mapping[str, Any], startup_s: float, stack: ExitStack, log_file: Path | None = None
+) -> Running:
     """Run the server until `stack` closes. Raises RuntimeError if it does not get ready; its log is then the end of the message."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    log = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+    log = stack.enter_context(tempfile.TemporaryFile() if log_file is None else log_file.open("a+b"))  # noqa: SIM115
     arguments = [part.format(port=port, **places) for part in command]
     process = subprocess.Popen(arguments, env={**os.environ, **peer.environment}, stdout=log, stderr=log)
     stack.callback(_stop, process)

@@ -122,6 +122,11 @@ def shortened(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
     return {**config, "layer_types": kept, "num_kv_shared_layers": shared}
 
 
+def spelled_out(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with what this project works out for itself and other engines want to be told."""
+    return {"dtype": "bfloat16", "num_hidden_layers": len(config.get("layer_types", ())), **config}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=CONFIGS)
@@ -132,7 +137,7 @@ def main() -> None:
     if arguments.num_layers is not None:
         config = shortened(config, arguments.num_layers)
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    (arguments.folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (arguments.folder / "config.json").write_text(json.dumps(spelled_out(config), indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

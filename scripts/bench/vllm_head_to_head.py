@@ -2,29 +2,36 @@
 
     python scripts/bench/vllm_head_to_head.py /models/gemma-4-e2b --vllm-python /opt/vllm/bin/python --out head_to_head
 
-Each has the whole GPU in its turn, and turns alternate, so that a card that slows down meets both. Two levels: `engine`, batches through
-each one's interface without HTTP (`offline_batch.py`), and `http`, N clients that each stream a completion, read by the same client
-(`peers_cpu.py`; the folder needs a tokenizer). The best turn counts. Prints tokens a second and ratios, above 1 where this server is
-faster, and writes them as a plot and as JSON.
+Each has the whole GPU in its turn, and turns alternate, so that a card that slows down meets both. The same batches go through each one's
+own interface without HTTP (`offline_batch.py`), and as streams from its server to a client of raw sockets (`light_client.py`; the folder
+needs a tokenizer), whose share of a core is printed to show that it held nobody up. The best turn counts. Prints tokens a second and
+ratios, above 1 where this server is faster; after each level all so far is written as a plot and as JSON, beside what the sides said.
 """
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from http_over_engine import LOOK_EVERY_S
+from light_client import completion, stream_all
 from matplotlib.figure import Figure
-from peers_cpu import OURS, Peer, measure, start
+from offline_batch import measure
+from peers_cpu import OURS, Peer, start
 from tqdm import tqdm
 
+from inference_server.engine.outbox import MERGE_ABOVE
+
 VLLM = "vLLM"
-Turn = Callable[[], list[float]]  # runs one side; tokens a second of each contest
+Turn = Callable[[], list[float]]  # runs one side; tokens a second of each batch
 OFFLINE = Path(__file__).with_name("offline_batch.py")
 
 
@@ -45,23 +52,35 @@ class Row:
         return f"{self.level:6} {self.label:32} {self.ours:10.1f} {self.vllm:10.1f} {self.ratio:7.2f}"
 
 
-def offline(python: str, engine: str, job: dict[str, Any]) -> list[float]:
-    """Tokens a second of each batch. Raises RuntimeError with the last line of what the engine said."""
-    done = subprocess.run([python, str(OFFLINE), engine], input=json.dumps(job), capture_output=True, text=True, check=False)
+def offline(python: str, engine: str, job: dict[str, Any], log: Path) -> list[float]:
+    """Tokens a second of each batch. Raises RuntimeError with the last line of the log."""
+    with log.open("a") as said:
+        done = subprocess.run(
+            [python, str(OFFLINE), engine], input=json.dumps(job), stdout=subprocess.PIPE, stderr=said, text=True, check=False
+        )
     if done.returncode:
-        raise RuntimeError(f"{engine}: {done.stderr.strip().rpartition(chr(10))[2][:300]}")
-    rates: list[float] = json.loads(done.stdout.strip().rpartition("\n")[2])
+        raise RuntimeError(f"{engine}: {log.read_text(errors='replace').strip().rpartition(chr(10))[2][:300]}")
+    rates: list[float] = json.loads(done.stdout)
     return rates
 
 
-def over_http(peer: Peer, args: argparse.Namespace) -> list[float]:
-    """Tokens a second by number of clients, of a server that is started for it and stopped. Raises RuntimeError."""
+def over_http(peer: Peer, job: dict[str, Any], startup_s: float, log: Path) -> list[float]:
+    """The same of a server that is started for it and stopped. Raises RuntimeError."""
+    shares: dict[int, float] = {}
     with ExitStack() as stack:
-        server = start(peer, peer.command, {}, args.startup_s, stack)
-        failed = measure([server], args.clients, args.max_tokens, args.rounds)
-    if failed:
-        raise RuntimeError(f"{peer.name}: {failed[peer.name]}")
-    return [server.best[n] for n in args.clients]
+        url = start(peer, peer.command, {}, startup_s, stack, log).url
+
+        def generate(prompts: list[list[int]], max_tokens: int) -> int:
+            begin, worked = time.perf_counter(), time.process_time()
+            requests = [completion(url, ids, max_tokens) for ids in prompts]
+            streams = stream_all(url, requests, every_s=LOOK_EVERY_S if len(prompts) > MERGE_ABOVE else 0.0)
+            shares[len(prompts)] = (time.process_time() - worked) / (time.perf_counter() - begin)
+            return sum(stream.num_tokens for stream in streams)
+
+        rates = measure(job, generate)
+    taken = ", ".join(f"{share:.0%} for {rows}" for rows, share in sorted(shares.items()))
+    tqdm.write(f"the client of {peer.name} took of a core: {taken} rows", file=sys.stderr)
+    return rates
 
 
 def alternate(level: str, labels: Sequence[str], turns: int, run_ours: Turn, run_vllm: Turn) -> list[Row]:
@@ -73,10 +92,31 @@ def alternate(level: str, labels: Sequence[str], turns: int, run_ours: Turn, run
     return [Row(level, *figures) for figures in zip(labels, mine, theirs, strict=True)]
 
 
-def engine_rows(args: argparse.Namespace) -> list[Row]:
+def engine_turns(args: argparse.Namespace, job: dict[str, Any]) -> tuple[Turn, Turn]:
+    ours, vllm = args.out.with_suffix(".engine-ours.log"), args.out.with_suffix(".engine-vllm.log")
+    return partial(offline, sys.executable, "ours", job, ours), partial(offline, args.vllm_python, "vllm", job, vllm)
+
+
+def http_turns(args: argparse.Namespace, job: dict[str, Any]) -> tuple[Turn, Turn]:
+    rows, tokens = str(job["max_batch_size"]), str(args.max_batched_tokens)
+    common = ("--port", "{port}", "--load-format", args.load_format, "--max-model-len", str(args.max_model_len))
+    ours = (sys.executable, "-m", "inference_server", "--model-name", str(args.folder), *common, "--log-level", "warning")
+    ours_limits = ("--max-batch-size", rows, "--max-queue-size", rows, "--max-batched-tokens", tokens)
+    vllm = (args.vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(args.folder), *common)
+    vllm_limits = ("--max-num-seqs", rows, "--max-num-batched-tokens", tokens)
+    return (
+        partial(over_http, Peer(OURS, (*ours, *ours_limits), "/ready"), job, args.startup_s, args.out.with_suffix(".http-ours.log")),
+        partial(over_http, Peer(VLLM, (*vllm, *vllm_limits, *args.vllm_args)), job, args.startup_s, args.out.with_suffix(".http-vllm.log")),
+    )
+
+
+LEVELS = {"engine": engine_turns, "http": http_turns}
+
+
+def what_to_do(args: argparse.Namespace) -> dict[str, Any]:
     config = json.loads((args.folder / "config.json").read_text())
     batches = [tuple(map(int, batch.split("x"))) for batch in args.batches]
-    job = {
+    return {
         "folder": str(args.folder),
         "load_format": args.load_format,
         "vocab_size": config.get("vocab_size") or config["text_config"]["vocab_size"],
@@ -86,22 +126,6 @@ def engine_rows(args: argparse.Namespace) -> list[Row]:
         "batches": batches,
         "rounds": args.rounds,
     }
-    labels = [f"{rows} rows, {num_in} in, {num_out} out" for rows, num_in, num_out in batches]
-    ours, vllm = partial(offline, sys.executable, "ours", job), partial(offline, args.vllm_python, "vllm", job)
-    return alternate("engine", labels, args.turns, ours, vllm)
-
-
-def http_rows(args: argparse.Namespace) -> list[Row]:
-    rows, tokens = str(max(args.clients)), str(args.max_batched_tokens)
-    common = ("--port", "{port}", "--load-format", args.load_format, "--max-model-len", str(args.max_model_len))
-    ours = (sys.executable, "-m", "inference_server", "--model-name", str(args.folder), "--max-batch-size", rows, *common)
-    vllm = (args.vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(args.folder), "--max-num-seqs", rows, *common)
-    peers = (
-        Peer(OURS, (*ours, "--max-batched-tokens", tokens, "--log-level", "warning"), "/ready"),
-        Peer(VLLM, (*vllm, "--max-num-batched-tokens", tokens, *args.vllm_args)),
-    )
-    labels = [f"{n} clients, {args.max_tokens} out" for n in args.clients]
-    return alternate("http", labels, args.turns, *(partial(over_http, peer, args) for peer in peers))
 
 
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:
@@ -119,32 +143,34 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-LEVELS = {"engine": engine_rows, "http": http_rows}
-
-
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--vllm-python", required=True, help="the Python in which vLLM is installed")
-    parser.add_argument("--vllm-args", nargs="*", default=["--no-enable-prefix-caching"], help="flags of vLLM's server besides")
+    parser.add_argument("--vllm-args", type=shlex.split, default="--no-enable-prefix-caching", help="flags of vLLM's server, in one word")
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
     parser.add_argument("--load-format", default="auto", help="dummy: random weights in both")
     parser.add_argument("--max-model-len", type=int, default=16384)
     parser.add_argument("--batches", nargs="+", default=["1x128x257", "8x128x257", "32x128x257", "256x128x257"], metavar="ROWSxINxOUT")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32, 128])
-    parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--max-batched-tokens", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=2, help="in a turn, after one that warms up")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--startup-s", type=float, default=900)
-    parser.add_argument("--out", type=Path, default=Path("head_to_head"), help="path of both files, without suffix")
-    args = parser.parse_args()
-    rows = [row for level in args.levels for row in LEVELS[level](args)]
-    print(f"{'level':6} {'tokens/s':32} {'ours':>10} {VLLM:>10} {'ratio':>7}", *rows, sep="\n")
-    draw(rows, f"{args.folder.name}, {args.load_format} weights", args.out.with_suffix(".png"))
-    args.out.with_suffix(".json").write_text(
-        json.dumps([{"level": r.level, "label": r.label, "ours": r.ours, "vllm": r.vllm} for r in rows], indent=1) + "\n"
-    )
+    parser.add_argument("--out", type=Path, default=Path("head_to_head"), help="path of all files, without suffix")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    job, rows = what_to_do(args), list[Row]()
+    labels = [f"{n} rows, {num_in} in, {num_out} out" for n, num_in, num_out in job["batches"]]
+    print(f"{'level':6} {'tokens/s':32} {'ours':>10} {VLLM:>10} {'ratio':>7}")
+    for level in args.levels:
+        of_level = alternate(level, labels, args.turns, *LEVELS[level](args, job))
+        print(*of_level, sep="\n", flush=True)
+        rows += of_level
+        draw(rows, f"{args.folder.name}, {args.load_format} weights", args.out.with_suffix(".png"))
+        args.out.with_suffix(".json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ SERVER = """
         def do_POST(self):
             number = json.loads(self.rfile.read(int(self.headers["content-length"])))["max_tokens"]
             chunks = ({"choices": [{"text": "a"}]}, {"choices": [], "usage": {"completion_tokens": number}})
-            self.answer("".join(f"data: {json.dumps(chunk)}\\n\\n" for chunk in chunks) + "data: [DONE]\\n\\n")
+            events = (json.dumps(chunk, separators=(",", ":")) for chunk in chunks)
+            self.answer("".join(f"data: {event}\\n\\n" for event in events) + "data: [DONE]\\n\\n")
 
         def answer(self, text):
             self.send_response(200)
@@ -37,6 +38,7 @@ SERVER = """
         def log_message(self, *args):
             pass
 
+    assert ("--model" in sys.argv) == (sys.argv[-2:] == ["--seed", "0"])
     port = int(sys.argv[sys.argv.index("--port") + 1])
     ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
@@ -119,16 +121,27 @@ def test_clients_of_both_servers(
 ) -> None:
     """The stand-in's Python serves as this project's too: what its server takes to start is another test's matter."""
     monkeypatch.setattr(sys, "executable", vllm_python)
-    rows = run(monkeypatch, folder, vllm_python, "--levels", "http", "--clients", "1", "2", "--max-tokens", "8")
-    assert [row["label"] for row in rows] == ["1 clients, 8 out", "2 clients, 8 out"]
+    rows = run(monkeypatch, folder, vllm_python, "--levels", "http", "--vllm-args=--seed 0", "--batches", "1x4x8", "2x4x8")
+    assert [row["label"] for row in rows] == ["1 rows, 4 in, 8 out", "2 rows, 4 in, 8 out"]
     for line, row in zip(capsys.readouterr().out.splitlines()[1:], rows, strict=True):
         assert line.endswith(f"{row['ours'] / row['vllm']:.2f}")
 
 
-def test_an_engine_that_fails_is_quoted(vllm_python: str) -> None:
+def test_a_level_that_fails_leaves_what_was_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> list[float]:
+        raise RuntimeError("no server")
+
+    levels = {"engine": lambda args, job: (lambda: [3.0], lambda: [2.0]), "http": lambda args, job: (lambda: [3.0], fails)}
+    monkeypatch.setattr(head_to_head, "LEVELS", levels)
+    with pytest.raises(RuntimeError, match="no server"):
+        run(monkeypatch, folder, "python", "--batches", "1x4x8")
+    assert json.loads((folder / "out.json").read_text()) == [{"level": "engine", "label": "1 rows, 4 in, 8 out", "ours": 3.0, "vllm": 2.0}]
+
+
+def test_an_engine_that_fails_is_quoted(vllm_python: str, tmp_path: Path) -> None:
     job = {"folder": "f", "load_format": "auto", "max_model_len": 64, "max_batch_size": 1, "max_batched_tokens": 64}
     with pytest.raises(RuntimeError, match="vllm: no weights here"):
-        head_to_head.offline(vllm_python, "vllm", job)
+        head_to_head.offline(vllm_python, "vllm", job, tmp_path / "log")
 
 
 def test_an_engine_that_stops_early_does_not_count() -> None:

@@ -53,3 +53,9 @@ def test_the_kv_of_a_token_is_as_large_as_published() -> None:
 def test_a_shortened_config_is_still_a_model(name: str, num_layers: int) -> None:
     config = released_configs.CONFIGS[name]
     assert 0 < num_parameters(released_configs.shortened(config, num_layers)) < num_parameters(config)
+
+
+def test_the_written_config_counts_its_layers() -> None:
+    written = released_configs.spelled_out(released_configs.shortened(released_configs.CONFIGS["gemma4-e2b"], 10))
+    assert written["num_hidden_layers"] == len(written["layer_types"]) == 10
+    assert released_configs.spelled_out(released_configs.CONFIGS["qwen3-30b-a3b"])["num_hidden_layers"] == 48
