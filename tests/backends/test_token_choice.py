@@ -36,7 +36,7 @@ class DeviceSampling:
 
 def test_replayed_draws_and_others_share_a_sampler() -> None:
     sampling = DeviceSampling()
-    model = SimpleNamespace(compute_logits=lambda hidden: hidden.clone())
+    model = SimpleNamespace(compute_logits=lambda hidden: hidden.clone(), likeliest=lambda hidden: hidden.argmax(-1))
     batch = SimpleNamespace(
         max_rows=MAX_ROWS, newest_ids=torch.zeros(MAX_ROWS, dtype=torch.int64), sampled_slots=torch.zeros(MAX_ROWS, dtype=torch.int64)
     )
@@ -45,7 +45,7 @@ def test_replayed_draws_and_others_share_a_sampler() -> None:
     launches = choice.launches(hidden, [1, 2, 4])
     graphs = SimpleNamespace(replay=lambda key: launches[key]())
     generator = torch.Generator().manual_seed(0)
-    steps = [PLAIN[:1], [PENALISED, PLAIN[2]], PLAIN, [PLAIN[3], PENALISED], PLAIN[1:3], PLAIN[2:]]
+    steps = [PLAIN[:1], [PENALISED, PLAIN[2]], PLAIN, [PLAIN[3], PENALISED], PLAIN[1:3], PLAIN[1:2], PLAIN[2:]]
     for position, params in enumerate(steps, 4):
         requests = [ScheduledRequest("r", [3] * position, p, 0.0, num_prompt_tokens=3, slot=slot) for slot, p in enumerate(params)]
         rows = SamplingRows(requests, [position] * len(params), range(len(params)))
