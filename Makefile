@@ -25,7 +25,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -q $(SHARED) $(PYTEST_ARGS)
 
 chaos: $(INSTALLED)
-	$(BIN)/python -m pytest -q -rP -m heavy --chaos-seconds=$(CHAOS_SECONDS) $(SHARED) tests/chaos $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -rP -m heavy --timeout=1500 --chaos-seconds=$(CHAOS_SECONDS) $(SHARED) tests/chaos $(PYTEST_ARGS)
 
 heavy: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m heavy --timeout=900 $(SHARED) $(PYTEST_ARGS)
