@@ -202,7 +202,7 @@ class ContinuousBatchScheduler:
             request.num_inflight_tokens += 1
             add_request(request)
             add_start(start)
-        num_rows = len(plan.requests)
+        plan.num_decodes = num_rows = len(plan.requests)
         plan.num_new_tokens.extend([1] * num_rows)
         plan.samples.extend([True] * num_rows)
         self._batch.num_tokens += num_rows
