@@ -37,7 +37,7 @@ from inference_server.tokenization.base import TokenizerLike
 from inference_server.tokenization.chat_template import ChatTemplate
 from inference_server.tokenization.tokenizer import ByteTokenizer, Tokenizer
 
-MAX_ROWS, MAX_TOKENS, PROMPT_TOKENS, WARM_STEPS, STEPS_A_SAMPLE = 256, 8192, 128, 50, 50
+MAX_ROWS, MAX_TOKENS, PROMPT_TOKENS, WARM_STEPS, STEPS_A_SAMPLE = 256, 8192, 128, 50, 64
 VOCAB_SIZE = 262_144
 GROUPS = (LayerGroup((0,), 1, 8, 2), LayerGroup((1, 2, 3, 4), 1, 8, 2, window=512))
 TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"

@@ -1,7 +1,8 @@
 """`InputBatch`: the inputs of every forward, in memory that lives as long as the arena; a step writes only what it changes.
 
-For each row the host sends five numbers and the ids it knows, and the block ids that are new since the row's step before. Positions, slot
-mappings and the ids that never left the device are worked out there (`place_tokens`). It knows no model and runs none.
+For each row the host sends five numbers, the ids of known tokens, and the block ids that are new since the row's step before. Positions,
+slot mappings and the ids that were sampled are found there (`place_tokens`). Rows that decode cost no Python: what is known of their
+slots goes on by one. It knows no model and runs none.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from inference_server.models.attention import AttentionMetadata, GroupMetadata, 
 
 IntArray = NDArray[np.int64]
 
+_NEWEST = -1  # instead of an id: the newest one of the row's slot
 _MAX_NEW_BLOCKS = 16384  # of one step, sent beside its rows; a step with more sends whole tables
 
 
@@ -84,6 +86,9 @@ class InputBatch:
         if device.type != "cpu":
             self._tables = self._tables.to(device)
         self._num_known = np.zeros((num_groups, max_rows + 1), dtype=np.int64)  # block ids in the tables
+        self._ends = np.zeros(max_rows + 1, dtype=np.int64)  # by slot, where the step before ended
+        self._rows: list[ScheduledRequest] = []  # of the step before, and their slots
+        self._slots = np.zeros(0, dtype=np.int64)
         self._tenants: list[ScheduledRequest | None] = [None] * max_rows
         self._stays = [0] * max_rows  # the tenant's preemptions when its blocks were copied: it returns with others
         self._token_offset = _Sections.size(max_rows)
@@ -104,15 +109,21 @@ class InputBatch:
     def stage(self, plan: StepPlan, shape: StepShape) -> None:
         """Send the plan's numbers to the device, padded to the shape. The next forward of this shape computes this plan."""
         buffer = self._staging.begin()
-        slots = np.array([request.slot for request in plan.requests], dtype=np.int64)
-        counts = np.array(plan.num_new_tokens, dtype=np.int64)
-        ends = counts + np.array(plan.starts, dtype=np.int64)
-        _Sections.of(buffer, self.max_rows).write(shape, slots, counts, ends, np.array(plan.samples, dtype=bool))
-        token_ids = _token_ids(plan)
+        slots, decodes = self._slots_of(plan), plan.num_decodes
+        ends, counts, samples = self._ends[slots] + 1, np.ones(len(plan), dtype=np.int64), np.ones(len(plan), dtype=bool)
+        token_ids = []
+        if decodes < len(plan):
+            counts[decodes:], samples[decodes:] = plan.num_new_tokens[decodes:], plan.samples[decodes:]
+            ends[decodes:] = plan.starts[decodes:] + counts[decodes:]
+            token_ids = _known_ids(plan)
+            self._settle(plan.requests[decodes:])
+        self._ends[slots] = ends
+        _Sections.of(buffer, self.max_rows).write(shape, slots, counts, ends, samples)
         first, stop = self._token_offset, self._token_offset + shape.num_tokens
-        buffer[first : first + len(token_ids)] = token_ids
-        buffer[first + len(token_ids) : stop] = 0
-        places, block_ids = self._update_tables(plan.requests, slots, ends)
+        buffer[first : first + decodes] = _NEWEST
+        buffer[first + decodes : first + decodes + len(token_ids)] = token_ids
+        buffer[first + decodes + len(token_ids) : stop] = 0
+        places, block_ids = self._new_blocks(plan.requests, slots, ends)
         num_new = len(places)
         on_host = self._tables.device.type == "cpu"
         if on_host or num_new > _MAX_NEW_BLOCKS:
@@ -173,31 +184,43 @@ class InputBatch:
         block_mass = self._block_mass if measured and window is None else None
         return self._ops.bind_attention(block_tables, rows, window, self._block_size, block_mass)
 
-    def _update_tables(self, requests: Sequence[ScheduledRequest], slots: IntArray, ends: IntArray) -> tuple[list[int], list[int]]:
-        """Copy the block ids that are new since the slot's step before; all of them for a new or returning tenant.
+    def _slots_of(self, plan: StepPlan) -> IntArray:
+        """Rows that decode still have theirs."""
+        if plan.num_decodes < len(plan) or plan.requests != self._rows:
+            self._rows = plan.requests
+            self._slots = np.array([request.slot for request in plan.requests], dtype=np.int64)
+        return self._slots
 
-        Returns where in the flat tables something changed, and to what. A block that has left the window becomes null in the request's
-        table and stays stale here: no kernel reads it.
-        """
+    def _settle(self, requests: Sequence[ScheduledRequest]) -> None:
+        """Forget the blocks of whoever was in the slots of new or returning tenants."""
         tenants, stays = self._tenants, self._stays
         for request in requests:
             slot = request.slot
             if tenants[slot] is not request or stays[slot] != request.num_preemptions:
                 tenants[slot], stays[slot] = request, request.num_preemptions
                 self._num_known[:, slot] = 0
+
+    def _new_blocks(self, requests: Sequence[ScheduledRequest], slots: IntArray, ends: IntArray) -> tuple[list[int], list[int]]:
+        """Copy the block ids that are new since the slot's step before.
+
+        Returns where in the flat tables something changed, and to what. A block that has left the window becomes null in the request's
+        table and stays stale here: no kernel reads it.
+        """
         places: list[int] = []
         new_ids: list[int] = []
-        needed = -(-ends // self._block_size)
+        known = self._num_known[:, slots]
+        groups, rows = np.nonzero(known < -(-ends // self._block_size))
         width = self._host_tables.shape[2]
-        for group, row in np.argwhere(self._num_known[:, slots] < needed).tolist():
+        num_ids = []
+        for group, row, first in zip(groups.tolist(), rows.tolist(), known[groups, rows].tolist(), strict=True):
             request = requests[row]
-            slot, block_ids = request.slot, request.block_tables[group].block_ids
-            known = int(self._num_known[group, slot])
-            self._host_tables[group, slot, known : len(block_ids)] = block_ids[known:]
-            self._num_known[group, slot] = len(block_ids)
-            line = (group * (self.max_rows + 1) + slot) * width
-            places.extend(range(line + known, line + len(block_ids)))
-            new_ids.extend(block_ids[known:])
+            block_ids = request.block_tables[group].block_ids
+            line = (group * (self.max_rows + 1) + request.slot) * width
+            places.extend(range(line + first, line + len(block_ids)))
+            new_ids.extend(block_ids[first:])
+            num_ids.append(len(block_ids))
+        self._num_known[groups, slots[rows]] = num_ids
+        self._host_tables.reshape(-1)[places] = new_ids
         return places, new_ids
 
 
@@ -248,15 +271,12 @@ def _lengths(plan: StepPlan) -> list[int]:
     return [start + count for start, count in zip(plan.starts, plan.num_new_tokens, strict=True)]
 
 
-def _token_ids(plan: StepPlan) -> list[int]:
-    """The ids of all tokens, row after row; -1 for one that has been sampled and not collected."""
+def _known_ids(plan: StepPlan) -> list[int]:
+    """The ids of all tokens of the rows that do not decode, row after row; a last one may be on the device alone."""
     token_ids: list[int] = []
-    for request, start, count in zip(plan.requests, plan.starts, plan.num_new_tokens, strict=True):
-        known = request.token_ids
-        if count == 1:
-            token_ids.append(known[start] if start < len(known) else -1)
-        else:
-            token_ids += known[start : start + count]
-            if start + count > len(known):
-                token_ids.append(-1)
+    for row in plan.prefill_rows:
+        known, start, count = plan.requests[row].token_ids, plan.starts[row], plan.num_new_tokens[row]
+        token_ids += known[start : start + count]
+        if start + count > len(known):
+            token_ids.append(_NEWEST)
     return token_ids

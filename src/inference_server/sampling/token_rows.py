@@ -27,6 +27,8 @@ class SamplingRows:
     @classmethod
     def of(cls, plan: StepPlan, plan_rows: Sequence[int]) -> "SamplingRows":
         """Those of the plan's rows, without masks."""
+        if plan.num_decodes == len(plan) == len(plan_rows):
+            return cls(plan.requests, [start + 1 for start in plan.starts], [request.slot for request in plan.requests])
         requests = [plan.requests[row] for row in plan_rows]
         positions = [plan.starts[row] + plan.num_new_tokens[row] for row in plan_rows]
         return cls(requests, positions, [request.slot for request in requests])
