@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from inference_server.backends.staged_rows import IntArray, Sections, StagedRows, StepShape
 from inference_server.backends.staging import Staging
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.plan import StepPlan
@@ -24,23 +23,7 @@ from inference_server.kernels.ops import Attention, Ops
 from inference_server.kernels.step_rows import StepRows, TokenPlaces
 from inference_server.models.attention import AttentionMetadata, GroupMetadata, SampledTokens
 
-IntArray = NDArray[np.int64]
-
-_NEWEST = -1  # instead of an id: the newest one of the row's slot
 _MAX_NEW_BLOCKS = 16384  # of one step, sent beside its rows; a step with more sends whole tables
-
-
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """The size of a forward, padding included. only_singles: every row computes one token; else those of the padding compute none.
-
-    num_sampled: how many tokens the layers without KV of their own see; None for all.
-    """
-
-    num_tokens: int
-    num_rows: int
-    only_singles: bool
-    num_sampled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +74,9 @@ class InputBatch:
         self._slots = np.zeros(0, dtype=np.int64)
         self._tenants: list[ScheduledRequest | None] = [None] * max_rows
         self._stays = [0] * max_rows  # the tenant's preemptions when its blocks were copied: it returns with others
-        self._token_offset = _Sections.size(max_rows)
+        self._token_offset = Sections.size(max_rows)
         self._staging = Staging(self._token_offset + max_tokens + 2 * _MAX_NEW_BLOCKS, device)
+        self._sides = [StagedRows(buffer, max_rows) for buffer in self._staging.sides]
         self._places = TokenPlaces(
             torch.zeros(max_tokens, dtype=torch.int64, device=device),
             torch.zeros(max_tokens, dtype=torch.int64, device=device),
@@ -104,25 +88,17 @@ class InputBatch:
     @property
     def sampled_slots(self) -> Tensor:
         """int32 [max_rows], the slots of the sampling rows, padded with the padding's slot."""
-        return _Sections.of(self._staging.device, self.max_rows).sampled_slots
+        return Sections.of(self._staging.device, self.max_rows).sampled_slots
 
     def stage(self, plan: StepPlan, shape: StepShape) -> None:
         """Send the plan's numbers to the device, padded to the shape. The next forward of this shape computes this plan."""
-        buffer = self._staging.begin()
-        slots, decodes = self._slots_of(plan), plan.num_decodes
-        ends, counts, samples = self._ends[slots] + 1, np.ones(len(plan), dtype=np.int64), np.ones(len(plan), dtype=bool)
-        token_ids = []
-        if decodes < len(plan):
-            counts[decodes:], samples[decodes:] = plan.num_new_tokens[decodes:], plan.samples[decodes:]
-            ends[decodes:] = plan.starts[decodes:] + counts[decodes:]
-            token_ids = _known_ids(plan)
-            self._settle(plan.requests[decodes:])
+        side = self._sides[self._staging.begin()]
+        slots = self._slots_of(plan)
+        ends = self._ends[slots] + 1 if plan.num_decodes == len(plan) else np.array(plan.starts) + plan.num_new_tokens
+        side.write(plan, shape, slots, ends)
         self._ends[slots] = ends
-        _Sections.of(buffer, self.max_rows).write(shape, slots, counts, ends, samples)
-        first, stop = self._token_offset, self._token_offset + shape.num_tokens
-        buffer[first : first + decodes] = _NEWEST
-        buffer[first + decodes : first + decodes + len(token_ids)] = token_ids
-        buffer[first + decodes + len(token_ids) : stop] = 0
+        self._settle(plan.requests[plan.num_decodes :])
+        buffer, stop = side.buffer, self._token_offset + shape.num_tokens
         places, block_ids = self._new_blocks(plan.requests, slots, ends)
         num_new = len(places)
         on_host = self._tables.device.type == "cpu"
@@ -148,7 +124,7 @@ class InputBatch:
             starts = [0, *accumulate(plan.num_new_tokens)]
             lengths = _lengths(plan)
             num_single = plan.num_new_tokens.count(1)
-        sections = _Sections.of(self._staging.device, self.max_rows)
+        sections = Sections.of(self._staging.device, self.max_rows)
         rows = StepRows(
             starts, lengths, sections.cu_seqlens[: num_rows + 1], sections.seq_lens[:num_rows], num_single, sections.slots[:num_rows]
         )
@@ -162,7 +138,7 @@ class InputBatch:
         """Work out the tokens of the staged step."""
         self._ops.place_tokens(inputs.rows, inputs.known_ids, self.newest_ids, self._tables, self._block_size, inputs.places)
 
-    def _sampled(self, sections: "_Sections", count: int, plan: StepPlan | None) -> SampledTokens:
+    def _sampled(self, sections: Sections, count: int, plan: StepPlan | None) -> SampledTokens:
         """The last tokens of the sampling rows, padding included, as rows of one token each."""
         if plan is None:
             lengths = [self.max_model_len] * count
@@ -224,59 +200,6 @@ class InputBatch:
         return places, new_ids
 
 
-class _Sections(NamedTuple):
-    """The numbers of the rows, at fixed places of a buffer on either side: views of a tensor or of an array."""
-
-    cu_seqlens: Any
-    seq_lens: Any
-    slots: Any
-    sampled_tokens: Any
-    sampled_slots: Any
-    sampled_lens: Any
-
-    @classmethod
-    def size(cls, max_rows: int) -> int:
-        return len(cls._fields) * max_rows + 1
-
-    @classmethod
-    def of(cls, buffer: Any, max_rows: int) -> "_Sections":
-        first = max_rows + 1
-        return cls(buffer[:first], *(buffer[i : i + max_rows] for i in range(first, cls.size(max_rows), max_rows)))
-
-    def write(self, shape: StepShape, slots: IntArray, counts: IntArray, ends: IntArray, samples: NDArray[np.bool_]) -> None:
-        """Rows and what they sample, then padding."""
-        rows, padding = len(slots), slice(len(slots), shape.num_rows)
-        null_slot = len(self.slots)
-        self.cu_seqlens[0] = 0
-        np.cumsum(counts, out=self.cu_seqlens[1 : rows + 1])
-        stops = self.cu_seqlens[1 : rows + 1]
-        self.seq_lens[:rows] = ends
-        self.slots[:rows] = slots
-        self.slots[padding] = null_slot
-        self.seq_lens[padding] = shape.only_singles
-        num_tokens = int(self.cu_seqlens[rows])
-        num_padding = shape.num_rows - rows
-        self.cu_seqlens[rows + 1 : shape.num_rows + 1] = num_tokens + np.arange(1, num_padding + 1) * shape.only_singles
-        num_sampled = int(samples.sum())
-        self.sampled_tokens[:num_sampled] = stops[samples] - 1
-        self.sampled_tokens[num_sampled:] = 0
-        self.sampled_slots[:num_sampled] = slots[samples]
-        self.sampled_slots[num_sampled:] = null_slot
-        self.sampled_lens[:num_sampled] = ends[samples]
-        self.sampled_lens[num_sampled:] = 1
-
-
 def _lengths(plan: StepPlan) -> list[int]:
     """Of each row, its new tokens included."""
     return [start + count for start, count in zip(plan.starts, plan.num_new_tokens, strict=True)]
-
-
-def _known_ids(plan: StepPlan) -> list[int]:
-    """The ids of all tokens of the rows that do not decode, row after row; a last one may be on the device alone."""
-    token_ids: list[int] = []
-    for row in plan.prefill_rows:
-        known, start, count = plan.requests[row].token_ids, plan.starts[row], plan.num_new_tokens[row]
-        token_ids += known[start : start + count]
-        if start + count > len(known):
-            token_ids.append(_NEWEST)
-    return token_ids

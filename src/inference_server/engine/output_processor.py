@@ -65,8 +65,13 @@ class _TextState:
         if self.constraint is not None:
             self.constraint.advance(token_id, sampling.max_tokens - num_tokens)
         end_of_text = token_id in sampling.stop_token_ids
-        shown = not end_of_text or sampling.include_stop
-        stopped = shown and self._show(self.detokenizer.push(token_id), delta, num_tokens > sampling.min_tokens)
+        stopped = False
+        if not end_of_text or sampling.include_stop:
+            text = self.detokenizer.push(token_id)
+            if self.parser is None and self.stop_checker is None:
+                delta.text += text
+            else:
+                stopped = self._show(text, delta, num_tokens > sampling.min_tokens)
         if self.parser is not None:
             request.num_reasoning_tokens = self.parser.num_thought_pushes
         if not (stopped or end_of_text) and num_tokens < sampling.max_tokens:

@@ -113,8 +113,8 @@ class ContinuousBatchScheduler:
             # A preempted row had nothing in flight, so only finished ones are late.
             if request.status is finished:
                 continue
-            request.num_collected_tokens = start + count
-            if start % block_size + count >= block_size:
+            request.num_collected_tokens = collected = start + count
+            if collected % block_size < count:  # a block is full
                 self._commit(request)
             if not samples:
                 continue
