@@ -170,7 +170,7 @@ def test_rows_that_decode_go_on_in_their_slots(batch: InputBatch) -> None:
 
 def test_a_row_that_comes_back_to_another_slot_among_the_same_rows(batch: InputBatch) -> None:
     shape = StepShape(2, 2, only_singles=True)
-    stays, leaves = make([5, 6], 2, [3], [7]), make([8, 9], 0, [5], [9])
+    stays, leaves = make([5, 6], 2, [3, 4], [7, 8]), make([8, 9], 0, [5], [9])
     build(batch, (stays, 1, 1, True), (leaves, 1, 1, True), shape=shape)
     build(batch, (stays, 2, 1, True), (leaves, 2, 1, True), shape=shape, num_decodes=2)
     leaves.slot, leaves.num_preemptions, leaves.token_ids = 3, 1, [8, 9, 77]
@@ -179,6 +179,6 @@ def test_a_row_that_comes_back_to_another_slot_among_the_same_rows(batch: InputB
     assert back.places.input_ids.tolist() == [102, 77]
     assert back.places.positions.tolist() == [3, 2]
     assert (back.rows.slots.tolist(), batch.sampled_slots.tolist()) == ([2, 3], [2, 3, 4, 4])
-    assert tables(batch, back)[0] == [[3, *[0] * 15], [6, *[0] * 15]]
+    assert tables(batch, back)[0] == [[3, *[0] * 15], [6, *[0] * 15]]  # the second block is not needed yet
     on = build(batch, (stays, 4, 1, True), (leaves, 3, 1, True), shape=shape, num_decodes=2)
     assert (on.places.input_ids.tolist(), on.places.positions.tolist()) == ([102, 103], [4, 3])

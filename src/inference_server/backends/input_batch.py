@@ -68,7 +68,7 @@ class InputBatch:
         self._tables = torch.from_numpy(self._host_tables)
         if device.type != "cpu":
             self._tables = self._tables.to(device)
-        self._num_known = np.zeros((num_groups, max_rows + 1), dtype=np.int64)  # block ids in the tables
+        self._num_known = np.zeros(max_rows + 1, dtype=np.int64)  # block ids in each table of a slot
         self._ends = np.zeros(max_rows + 1, dtype=np.int64)  # by slot, where the step before ended
         self._rows: list[ScheduledRequest] = []  # of the step before, and their slots
         self._slots = np.zeros(0, dtype=np.int64)
@@ -174,7 +174,7 @@ class InputBatch:
             slot = request.slot
             if tenants[slot] is not request or stays[slot] != request.num_preemptions:
                 tenants[slot], stays[slot] = request, request.num_preemptions
-                self._num_known[:, slot] = 0
+                self._num_known[slot] = 0
 
     def _new_blocks(self, requests: Sequence[ScheduledRequest], slots: IntArray, ends: IntArray) -> tuple[list[int], list[int]]:
         """Copy the block ids that are new since the slot's step before.
@@ -184,18 +184,16 @@ class InputBatch:
         """
         places: list[int] = []
         new_ids: list[int] = []
-        known = self._num_known[:, slots]
-        groups, rows = np.nonzero(known < -(-ends // self._block_size))
-        width = self._host_tables.shape[2]
-        num_ids = []
-        for group, row, first in zip(groups.tolist(), rows.tolist(), known[groups, rows].tolist(), strict=True):
+        known, needed = self._num_known[slots], -(-ends // self._block_size)
+        rows = np.flatnonzero(known < needed)
+        _, num_slots, width = self._host_tables.shape
+        for row, first, last in zip(rows.tolist(), known[rows].tolist(), needed[rows].tolist(), strict=True):
             request = requests[row]
-            block_ids = request.block_tables[group].block_ids
-            line = (group * (self.max_rows + 1) + request.slot) * width
-            places.extend(range(line + first, line + len(block_ids)))
-            new_ids.extend(block_ids[first:])
-            num_ids.append(len(block_ids))
-        self._num_known[groups, slots[rows]] = num_ids
+            for group, table in enumerate(request.block_tables):
+                line = (group * num_slots + request.slot) * width
+                places += range(line + first, line + last)
+                new_ids += table.block_ids[first:last]
+        self._num_known[slots[rows]] = needed[rows]
         self._host_tables.reshape(-1)[places] = new_ids
         return places, new_ids
 

@@ -93,7 +93,10 @@ class BlockPool:
 
     def allocate(self, owner: str, counts: Sequence[int]) -> list[list[int]] | None:
         """Take counts[g] blocks of each group, each with one reference; None, and nothing taken, when too few are free."""
-        to_open = [self._slabs_to_open(g, count) for g, count in enumerate(counts)]
+        if len(self._free_slabs) >= sum(counts):  # a slab each: no group has to leave any for those behind it
+            to_open = [0] * len(counts)
+        else:
+            to_open = [self._slabs_to_open(g, count) for g, count in enumerate(counts)]
         reserved = sum(to_open)
         if reserved > len(self._free_slabs):
             return None
