@@ -97,7 +97,7 @@ def create_engine(tokenizer: TokenizerLike, clock: StepClock, max_len: int) -> E
         spec = ModelSpec("none", VOCAB_SIZE, max_len, GROUPS, "cpu", "bfloat16", 0, 0, supports_overlap=True)
         return LoadedModel(backend, scheduler, tokenizer, ChatTemplate("", {}), spec, GenerationDefaults(temperature=0.0), max_len, 0)
 
-    engine = Engine(load, EngineOptions(request_deadline_s=None), Sinks.create("none", SinkOptions(), clock), clock)
+    engine = Engine(load, EngineOptions(request_deadline_s=None), tuple(Sinks.create("none", SinkOptions(), clock)), clock)
     engine.load()
     gc.collect()
     gc.freeze()

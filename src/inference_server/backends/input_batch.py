@@ -94,7 +94,7 @@ class InputBatch:
         """Send the plan's numbers to the device, padded to the shape. The next forward of this shape computes this plan."""
         side = self._sides[self._staging.begin()]
         slots = self._slots_of(plan)
-        ends = self._ends[slots] + 1 if plan.num_decodes == len(plan) else np.array(plan.starts) + plan.num_new_tokens
+        ends = self._ends[slots] + 1 if plan.num_decodes == len(plan) else np.array(_lengths(plan), dtype=np.int64)
         side.write(plan, shape, slots, ends)
         self._ends[slots] = ends
         self._settle(plan.requests[plan.num_decodes :])

@@ -64,6 +64,7 @@ class PagedBackend:
         self._kv: KVTensors | None = None
         self._runner: ModelRunner | None = None
         self._block_mass: BlockMass | None = None
+        self._sampling: token_rows.SamplingRows | None = None  # of the latest step
 
     def load(self) -> ModelSpec:
         self._device = device = select_device(self._options.device)
@@ -101,7 +102,7 @@ class PagedBackend:
             num_captured = runner.num_captured_steps
             prompt_scores = runner.launch(plan)
         rows = [*range(plan.num_decodes), *(row for row in plan.prefill_rows if plan.samples[row])]
-        sampling = token_rows.SamplingRows.of(plan, rows)
+        sampling = self._sampling = token_rows.SamplingRows.of(plan, rows, self._sampling)
         return PagedStep(plan.step_id, len(plan), rows, sampling, prompt_scores, replayed=runner.num_captured_steps > num_captured)
 
     def sample(self, step: PagedStep, masks: TokenMasks | None = None) -> None:
