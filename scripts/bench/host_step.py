@@ -2,67 +2,29 @@
 
     PYTHONPATH=src python scripts/bench/host_step.py [--tokenizer FOLDER] [--parts]
 
-Engine, scheduler, cache, inputs, sampling parameters and sinks are those of a CUDA backend with overlap; in place of its graphs, `Replays`
-puts the next tokens of a text where a choice would. Copies to a device and launches are therefore not in it. The clock that the engine
+Engine, scheduler, cache, inputs, sampling parameters and sinks are those of a CUDA backend with overlap; in place of its graphs, the next
+tokens of a text are put where a choice would put them. Copies to a device and launches are therefore not in it. The clock that the engine
 sees goes on by --step-ms a step, for that decides how many tokens a delta has. Without a tokenizer's folder ids are spelled out as bytes.
 """
 
 import argparse
 import gc
-import itertools
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from engine_host import HostTimes
+from host_rig import MAX_ROWS, VOCAB_SIZE, StepClock, create_engine
 from torch import Tensor
 
-from inference_server.backends.cuda_graph_pool import GraphSizes
-from inference_server.backends.paged_backend import PagedBackend
-from inference_server.backends.staging import Returns
-from inference_server.core.kv_layout import KVLayout, LayerGroup
-from inference_server.core.model_spec import GenerationDefaults, ModelSpec
-from inference_server.core.options import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SinkOptions
 from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.engine.engine import Engine
-from inference_server.engine.loaded_model import LoadedModel
-from inference_server.kv_cache.factory import create_cache
-from inference_server.observability.sinks import Sinks
-from inference_server.sampling.device_sampler import DeviceSampler
-from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
 from inference_server.tokenization.base import TokenizerLike
-from inference_server.tokenization.chat_template import ChatTemplate
 from inference_server.tokenization.tokenizer import ByteTokenizer, Tokenizer
 
-MAX_ROWS, MAX_TOKENS, PROMPT_TOKENS, WARM_STEPS, STEPS_A_SAMPLE = 256, 8192, 128, 50, 64
-VOCAB_SIZE = 262_144
-GROUPS = (LayerGroup((0,), 1, 8, 2), LayerGroup((1, 2, 3, 4), 1, 8, 2, window=512))
+PROMPT_TOKENS, WARM_STEPS, STEPS_A_SAMPLE = 128, 50, 64
 TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
-
-
-class StepClock:
-    """Stands still within a step."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Replays:
-    """In place of `CudaGraphPool`: computes nothing. words: [steps, rows], what rows that sample get, step after step."""
-
-    def __init__(self, ids: Tensor, words: Tensor) -> None:
-        self._ids = ids
-        self._words = itertools.cycle(words)
-
-    def replay(self, key: Any) -> None:
-        if isinstance(key, tuple):  # of a choice: the variant and the size
-            self._ids.copy_(next(self._words))
 
 
 def words_of(tokenizer: TokenizerLike) -> Tensor:
@@ -72,36 +34,6 @@ def words_of(tokenizer: TokenizerLike) -> Tensor:
         ids = torch.randint(VOCAB_SIZE, (len(ids),), generator=torch.Generator().manual_seed(0)).tolist()
     starts = torch.arange(MAX_ROWS) * 29
     return torch.tensor(ids)[(torch.arange(len(ids))[:, None] + starts) % len(ids)]
-
-
-def create_engine(tokenizer: TokenizerLike, clock: StepClock, max_len: int) -> Engine:
-    """What `PagedBackend` makes at load and in `allocate`, with a model that is not there."""
-    model = ModelOptions("none", None, Path(), device="cpu", max_batch_size=MAX_ROWS, max_batched_tokens=MAX_TOKENS)
-    blocks = MAX_ROWS * (max_len // 16 + 2)
-
-    def load() -> LoadedModel:
-        backend: Any = PagedBackend(model, Path(), lambda folder: None, lambda logits, rows: None)  # type: ignore[arg-type,return-value]
-        no_model = SimpleNamespace(drops_unsampled=True)
-        backend._model = SimpleNamespace(model=no_model, dtype=torch.bfloat16, max_model_len=max_len, ops=None)
-        backend._returns = Returns(MAX_ROWS, torch.device("cpu"))
-        layout = KVLayout.from_num_blocks(GROUPS, 16, blocks)
-        backend._prepare(layout)
-        runner = backend._runner
-        runner._hidden = torch.zeros(MAX_ROWS, 1)
-        runner._sizes = sizes = GraphSizes.choose(MAX_ROWS, MAX_TOKENS)
-        runner._choice._sizes = sizes.rows
-        runner._choice._device_sampler = DeviceSampler(MAX_ROWS, VOCAB_SIZE, torch.device("cpu"))
-        runner._graphs = Replays(runner._choice._ids, words_of(tokenizer))
-        options = CacheOptions()
-        scheduler = ContinuousBatchScheduler(create_cache(layout, options), SchedulerOptions(MAX_ROWS, MAX_TOKENS))
-        spec = ModelSpec("none", VOCAB_SIZE, max_len, GROUPS, "cpu", "bfloat16", 0, 0, supports_overlap=True)
-        return LoadedModel(backend, scheduler, tokenizer, ChatTemplate("", {}), spec, GenerationDefaults(temperature=0.0), max_len, 0)
-
-    engine = Engine(load, EngineOptions(request_deadline_s=None), tuple(Sinks.create("none", SinkOptions(), clock)), clock)
-    engine.load()
-    gc.collect()
-    gc.freeze()
-    return engine
 
 
 def requests_of(rows: int, max_tokens: int, temperature: float) -> list[ScheduledRequest]:
@@ -178,7 +110,7 @@ def main() -> None:
     torch.set_num_threads(1)
     tokenizer = ByteTokenizer(VOCAB_SIZE) if args.tokenizer is None else Tokenizer.from_folder(args.tokenizer)
     clock = StepClock()
-    engine = create_engine(tokenizer, clock, PROMPT_TOKENS + args.steps + 1024)
+    engine = create_engine(tokenizer, words_of(tokenizer), clock, PROMPT_TOKENS + args.steps + 1024)
     for rows in args.rows:
         print(measure(engine, clock, rows, args), flush=True)
 

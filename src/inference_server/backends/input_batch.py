@@ -186,6 +186,8 @@ class InputBatch:
         new_ids: list[int] = []
         known, needed = self._num_known[slots], -(-ends // self._block_size)
         rows = np.flatnonzero(known < needed)
+        if not len(rows):
+            return places, new_ids
         _, num_slots, width = self._host_tables.shape
         for row, first, last in zip(rows.tolist(), known[rows].tolist(), needed[rows].tolist(), strict=True):
             request = requests[row]

@@ -45,6 +45,7 @@ class _TextState:
     """The text side of one request.
 
     stop_checker: None without stop strings. parser: None where the text is not looked into. constraint: None where any token may come.
+    plain: there is none of the three.
     """
 
     request: ScheduledRequest
@@ -54,24 +55,26 @@ class _TextState:
     constraint: Constraint | None = None
     has_text: bool = False
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.plain = self.stop_checker is None and self.parser is None and self.constraint is None
 
     def take(self, token_id: int, delta: OutputDelta) -> FinishReason | None:
         """Adds what the token brings to `delta`; returns why it is the last, if it is."""
         request, sampling = self.request, self.request.sampling
-        if not sampling.max_tokens:  # the scheduler computes a prompt up to its first token, which nobody asked for
-            return FinishReason.LENGTH
         # The scheduler appends this token only after the step's outputs are known.
         num_tokens = len(request.token_ids) - request.num_prompt_tokens + 1
+        end_of_text = token_id in sampling.stop_token_ids
+        if self.plain and not end_of_text and num_tokens < sampling.max_tokens:
+            delta.text += self.detokenizer.push(token_id)
+            return None
+        if not sampling.max_tokens:  # the scheduler computes a prompt up to its first token, which nobody asked for
+            return FinishReason.LENGTH
         if self.constraint is not None:
             self.constraint.advance(token_id, sampling.max_tokens - num_tokens)
-        end_of_text = token_id in sampling.stop_token_ids
-        stopped = False
-        if not end_of_text or sampling.include_stop:
-            text = self.detokenizer.push(token_id)
-            if self.parser is None and self.stop_checker is None:
-                delta.text += text
-            else:
-                stopped = self._show(text, delta, num_tokens > sampling.min_tokens)
+        shown = not end_of_text or sampling.include_stop
+        stopped = shown and self._show(self.detokenizer.push(token_id), delta, num_tokens > sampling.min_tokens)
         if self.parser is not None:
             request.num_reasoning_tokens = self.parser.num_thought_pushes
         if not (stopped or end_of_text) and num_tokens < sampling.max_tokens:
