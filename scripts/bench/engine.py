@@ -7,6 +7,7 @@ A step's time is the wall time of the workload over the output tokens of its lon
 """
 
 import argparse
+import gc
 import logging
 import time
 from dataclasses import dataclass
@@ -112,6 +113,8 @@ def main() -> None:
     with model_folder(config) as folder:
         start = time.perf_counter()
         engine = create_engine(folder, model, scheduler, CacheOptions())
+        gc.collect()
+        gc.freeze()  # as the server does, or a collection now and then would walk all that torch has loaded
         print(f"{args.model}: ready after {time.perf_counter() - start:.1f} s, {args.prefill_mode} prefill", flush=True)
     assert engine.model is not None
     backend: Any = engine.model.backend

@@ -1,4 +1,4 @@
-"""Where the host's time of a decode step goes: wall time by part of the step, each part without those it calls.
+"""Where the host's time of a decode step goes: time by part of the step, each part without those it calls.
 
 Parts are timed by wrapping their methods, which costs a microsecond a call and names nothing that a step does a row at a time.
 """
@@ -42,9 +42,10 @@ def parts_of(engine: Engine) -> list[tuple[str, Any, str]]:
 
 
 class HostTimes:
-    """Seconds by part, from the moment it is made until `remove`."""
+    """Seconds by part, from the moment it is made until `remove`, of any clock."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self.seconds: dict[str, float] = defaultdict(float)
         self._inner_s = 0.0
         self._wrapped: list[tuple[Any, str]] = []
@@ -59,11 +60,11 @@ class HostTimes:
     def _timed(self, part: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             outer_s, self._inner_s = self._inner_s, 0.0
-            start = time.perf_counter()
+            start = self._clock()
             try:
                 return method(*args, **kwargs)
             finally:
-                elapsed = time.perf_counter() - start
+                elapsed = self._clock() - start
                 self.seconds[part] += elapsed - self._inner_s
                 self._inner_s = outer_s + elapsed
 

@@ -163,6 +163,20 @@ def test_a_plan_that_breaks_the_contract_is_refused(start: int, count: int, samp
         backend.launch(plan)
 
 
+@pytest.mark.parametrize("change", [{}, {"slot": 1}, {"request_id": "another"}, {"token_ids": [*PROMPT, 1, 2]}])
+def test_a_row_that_decodes_goes_on_where_its_slot_has_sampled(change: dict[str, object]) -> None:
+    backend, request = make_backend(), make_request(PROMPT)
+    launch(backend, request, len(PROMPT))
+    request = replace(request, **change)  # type: ignore[arg-type]
+    request.num_inflight_tokens, start = 1, len(request.token_ids) - 1
+    plan = StepPlan(2, [request], [start], [1], [True], num_decodes=1)
+    if change:
+        with pytest.raises(ValueError, match="does not go on"):
+            backend.launch(plan)
+    else:
+        backend.launch(plan)
+
+
 def test_rows_must_be_in_order_and_have_slots_of_their_own() -> None:
     backend = make_backend()
     long, short = make_request([1, 2], slot=0), make_request([1], first_block=60, slot=1)

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from inference_server.backends.input_batch import InputBatch, ModelInputs, StepShape
+from inference_server.backends.input_batch import InputBatch, ModelInputs
+from inference_server.backends.staged_rows import StepShape
 from inference_server.core.kv_layout import KVLayout, LayerGroup
 from inference_server.core.plan import StepPlan
 from inference_server.core.request import BlockTable, ScheduledRequest
@@ -35,9 +36,10 @@ def build(
     *rows: tuple[ScheduledRequest, int, int, bool],
     shape: StepShape | None = None,
     num_sampled: int | None = None,
+    num_decodes: int = 0,
 ) -> ModelInputs:
     """The inputs of these rows, at the shape of a captured forward if one is given."""
-    plan = StepPlan(0)
+    plan = StepPlan(0, num_decodes=num_decodes)
     for row in rows:
         plan.add(*row)
     exact = StepShape(plan.num_tokens, len(plan), plan.num_tokens == len(plan), num_sampled)
@@ -146,3 +148,37 @@ def test_tables_grow_and_are_replaced_with_the_tenant(batch: InputBatch) -> None
     second.num_preemptions += 1
     second.block_tables = [BlockTable([6, 7]), BlockTable([6, 7])]
     assert tables(batch, build(batch, (second, 4, 1, True)))[1] == [[6, 7]]
+
+
+def test_rows_that_decode_go_on_in_their_slots(batch: InputBatch) -> None:
+    """Whoever decodes is asked for nothing: neither its slot while the rows stay the same, nor the id that the device has."""
+    shape, padded = StepShape(3, 3, only_singles=True), [0]
+    one, two = make([5, 6, 7], 2, [3, 4], [7, 8]), make([8, 9], 0, [5, 6], [9, 10])
+    build(batch, (one, 2, 1, True), (two, 1, 1, True), shape=shape)
+    for step in range(1, 4):
+        inputs = build(batch, (one, 2 + step, 1, True), (two, 1 + step, 1, True), shape=shape, num_decodes=2)
+        one.token_ids.append(999)
+        assert inputs.places.input_ids.tolist() == [102, 100, *padded]
+        assert inputs.places.positions.tolist() == [2 + step, 1 + step, *padded]
+        assert inputs.rows.seq_lens.tolist() == [3 + step, 2 + step, 1]
+        assert inputs.rows.cu_seqlens_q.tolist() == [0, 1, 2, 3]
+        assert (batch.sampled_slots.tolist(), inputs.sampled_tokens.tolist()) == ([2, 0, 4, 4], [0, 1, 0])
+    alone = build(batch, (two, 5, 1, True), shape=shape, num_decodes=1)
+    assert alone.rows.slots.tolist() == [0, 4, 4]
+    assert alone.places.input_ids.tolist() == [100, 0, 0]
+
+
+def test_a_row_that_comes_back_to_another_slot_among_the_same_rows(batch: InputBatch) -> None:
+    shape = StepShape(2, 2, only_singles=True)
+    stays, leaves = make([5, 6], 2, [3, 4], [7, 8]), make([8, 9], 0, [5], [9])
+    build(batch, (stays, 1, 1, True), (leaves, 1, 1, True), shape=shape)
+    build(batch, (stays, 2, 1, True), (leaves, 2, 1, True), shape=shape, num_decodes=2)
+    leaves.slot, leaves.num_preemptions, leaves.token_ids = 3, 1, [8, 9, 77]
+    leaves.block_tables = [BlockTable([6]), BlockTable([10])]
+    back = build(batch, (stays, 3, 1, True), (leaves, 2, 1, True), shape=shape, num_decodes=1)
+    assert back.places.input_ids.tolist() == [102, 77]
+    assert back.places.positions.tolist() == [3, 2]
+    assert (back.rows.slots.tolist(), batch.sampled_slots.tolist()) == ([2, 3], [2, 3, 4, 4])
+    assert tables(batch, back)[0] == [[3, *[0] * 15], [6, *[0] * 15]]  # the second block is not needed yet
+    on = build(batch, (stays, 4, 1, True), (leaves, 3, 1, True), shape=shape, num_decodes=2)
+    assert (on.places.input_ids.tolist(), on.places.positions.tolist()) == ([102, 103], [4, 3])

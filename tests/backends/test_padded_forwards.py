@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed: its kernels exist
 
 from inference_server.backends import model_loading, model_runner
 from inference_server.backends.cuda_graph_pool import GraphSizes
-from inference_server.backends.input_batch import StepShape
+from inference_server.backends.staged_rows import StepShape
 from inference_server.core.plan import StepPlan
 from inference_server.kernels.triton_ops import TritonOps
 

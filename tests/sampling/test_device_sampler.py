@@ -53,6 +53,13 @@ def test_slots_change_tenants_and_order_between_steps() -> None:
         assert sampler.run(logits.to(DEVICE), variant).tolist() == Sampler()(logits, params, positions).tolist()
 
 
+def test_the_list_of_slots_of_the_step_before_stands_for_its_rows() -> None:
+    sampler, rows, slots = DeviceSampler(4, 300, DEVICE), [RESTRICTED, replace(DRAWN, seed=5)], [2, 0]
+    for position in (7, 8):
+        variant, logits = sampler.prepare(rows, [position, 30 + position], slots), logits_of(2, 300, position)
+        assert sampler.run(logits.to(DEVICE), variant).tolist() == Sampler()(logits, rows, [position, 30 + position]).tolist()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("params", [GREEDY, DRAWN, RESTRICTED], ids=["greedy", "drawn", "restricted"])
 def test_a_captured_graph_draws_for_every_step(params: SamplingParams) -> None:

@@ -70,6 +70,7 @@ class FakeBackend:
         self._step_time_s = step_time_s
         self._sleep = sleep
         self._token_by_slot: dict[int, int] = {}
+        self._place_by_slot: dict[int, tuple[str, int]] = {}  # whose token that is, and its position
         self._keys: list[array[int]] = []  # one a group, [num_blocks * block_size]
         self._slab_group: list[int] = []
 
@@ -92,6 +93,8 @@ class FakeBackend:
             for position in range(start, start + count):
                 self._write(request, position)
             draws.append(self._draw(request, start + count) if samples else -1)
+            if samples:
+                self._place_by_slot[request.slot] = request.request_id, start + count
         return FakeStep(plan.step_id, tuple(request.slot for request in plan.requests), draws)
 
     def sample(self, step: FakeStep, masks: TokenMasks | None = None) -> None:
@@ -130,6 +133,9 @@ class FakeBackend:
             reaches_end = start + count == end and request.num_inflight_tokens > 0
             if count < 1 or start + count > end or samples != reaches_end:
                 raise ValueError(f"{request.request_id}: cannot compute {count} tokens from {start} of {request.num_tokens}")
+        for request, start, samples in zip(plan.requests[: plan.num_decodes], plan.starts, plan.samples, strict=False):
+            if not samples or self._place_by_slot.get(request.slot) != (request.request_id, start):
+                raise ValueError(f"{request.request_id}: does not go on from what slot {request.slot} sampled")
 
     def _write(self, request: ScheduledRequest, position: int) -> None:
         known = request.token_ids

@@ -1,20 +1,20 @@
 """`InputBatch`: the inputs of every forward, in memory that lives as long as the arena; a step writes only what it changes.
 
-For each row the host sends five numbers and the ids it knows, and the block ids that are new since the row's step before. Positions, slot
-mappings and the ids that never left the device are worked out there (`place_tokens`). It knows no model and runs none.
+For each row the host sends five numbers, the ids of known tokens, and the block ids that are new since the row's step before. Positions,
+slot mappings and the ids that were sampled are found there (`place_tokens`). Rows that decode cost no Python: what is known of their
+slots goes on by one. It knows no model and runs none.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from inference_server.backends.staged_rows import IntArray, Sections, StagedRows, StepShape
 from inference_server.backends.staging import Staging
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.plan import StepPlan
@@ -23,22 +23,7 @@ from inference_server.kernels.ops import Attention, Ops
 from inference_server.kernels.step_rows import StepRows, TokenPlaces
 from inference_server.models.attention import AttentionMetadata, GroupMetadata, SampledTokens
 
-IntArray = NDArray[np.int64]
-
 _MAX_NEW_BLOCKS = 16384  # of one step, sent beside its rows; a step with more sends whole tables
-
-
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """The size of a forward, padding included. only_singles: every row computes one token; else those of the padding compute none.
-
-    num_sampled: how many tokens the layers without KV of their own see; None for all.
-    """
-
-    num_tokens: int
-    num_rows: int
-    only_singles: bool
-    num_sampled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +68,15 @@ class InputBatch:
         self._tables = torch.from_numpy(self._host_tables)
         if device.type != "cpu":
             self._tables = self._tables.to(device)
-        self._num_known = np.zeros((num_groups, max_rows + 1), dtype=np.int64)  # block ids in the tables
+        self._num_known = np.zeros(max_rows + 1, dtype=np.int64)  # block ids in each table of a slot
+        self._ends = np.zeros(max_rows + 1, dtype=np.int64)  # by slot, where the step before ended
+        self._rows: list[ScheduledRequest] = []  # of the step before, and their slots
+        self._slots = np.zeros(0, dtype=np.int64)
         self._tenants: list[ScheduledRequest | None] = [None] * max_rows
         self._stays = [0] * max_rows  # the tenant's preemptions when its blocks were copied: it returns with others
-        self._token_offset = _Sections.size(max_rows)
+        self._token_offset = Sections.size(max_rows)
         self._staging = Staging(self._token_offset + max_tokens + 2 * _MAX_NEW_BLOCKS, device)
+        self._sides = [StagedRows(buffer, max_rows) for buffer in self._staging.sides]
         self._places = TokenPlaces(
             torch.zeros(max_tokens, dtype=torch.int64, device=device),
             torch.zeros(max_tokens, dtype=torch.int64, device=device),
@@ -99,20 +88,18 @@ class InputBatch:
     @property
     def sampled_slots(self) -> Tensor:
         """int32 [max_rows], the slots of the sampling rows, padded with the padding's slot."""
-        return _Sections.of(self._staging.device, self.max_rows).sampled_slots
+        return Sections.of(self._staging.device, self.max_rows).sampled_slots
 
     def stage(self, plan: StepPlan, shape: StepShape) -> None:
         """Send the plan's numbers to the device, padded to the shape. The next forward of this shape computes this plan."""
-        buffer = self._staging.begin()
-        slots = np.array([request.slot for request in plan.requests], dtype=np.int64)
-        counts = np.array(plan.num_new_tokens, dtype=np.int64)
-        ends = counts + np.array(plan.starts, dtype=np.int64)
-        _Sections.of(buffer, self.max_rows).write(shape, slots, counts, ends, np.array(plan.samples, dtype=bool))
-        token_ids = _token_ids(plan)
-        first, stop = self._token_offset, self._token_offset + shape.num_tokens
-        buffer[first : first + len(token_ids)] = token_ids
-        buffer[first + len(token_ids) : stop] = 0
-        places, block_ids = self._update_tables(plan.requests, slots, ends)
+        side = self._sides[self._staging.begin()]
+        slots = self._slots_of(plan)
+        ends = self._ends[slots] + 1 if plan.num_decodes == len(plan) else np.array(_lengths(plan), dtype=np.int64)
+        side.write(plan, shape, slots, ends)
+        self._ends[slots] = ends
+        self._settle(plan.requests[plan.num_decodes :])
+        buffer, stop = side.buffer, self._token_offset + shape.num_tokens
+        places, block_ids = self._new_blocks(plan.requests, slots, ends)
         num_new = len(places)
         on_host = self._tables.device.type == "cpu"
         if on_host or num_new > _MAX_NEW_BLOCKS:
@@ -137,7 +124,7 @@ class InputBatch:
             starts = [0, *accumulate(plan.num_new_tokens)]
             lengths = _lengths(plan)
             num_single = plan.num_new_tokens.count(1)
-        sections = _Sections.of(self._staging.device, self.max_rows)
+        sections = Sections.of(self._staging.device, self.max_rows)
         rows = StepRows(
             starts, lengths, sections.cu_seqlens[: num_rows + 1], sections.seq_lens[:num_rows], num_single, sections.slots[:num_rows]
         )
@@ -151,7 +138,7 @@ class InputBatch:
         """Work out the tokens of the staged step."""
         self._ops.place_tokens(inputs.rows, inputs.known_ids, self.newest_ids, self._tables, self._block_size, inputs.places)
 
-    def _sampled(self, sections: "_Sections", count: int, plan: StepPlan | None) -> SampledTokens:
+    def _sampled(self, sections: Sections, count: int, plan: StepPlan | None) -> SampledTokens:
         """The last tokens of the sampling rows, padding included, as rows of one token each."""
         if plan is None:
             lengths = [self.max_model_len] * count
@@ -173,90 +160,46 @@ class InputBatch:
         block_mass = self._block_mass if measured and window is None else None
         return self._ops.bind_attention(block_tables, rows, window, self._block_size, block_mass)
 
-    def _update_tables(self, requests: Sequence[ScheduledRequest], slots: IntArray, ends: IntArray) -> tuple[list[int], list[int]]:
-        """Copy the block ids that are new since the slot's step before; all of them for a new or returning tenant.
+    def _slots_of(self, plan: StepPlan) -> IntArray:
+        """Rows that decode still have theirs."""
+        if plan.num_decodes < len(plan) or plan.requests != self._rows:
+            self._rows = plan.requests
+            self._slots = np.array([request.slot for request in plan.requests], dtype=np.int64)
+        return self._slots
 
-        Returns where in the flat tables something changed, and to what. A block that has left the window becomes null in the request's
-        table and stays stale here: no kernel reads it.
-        """
+    def _settle(self, requests: Sequence[ScheduledRequest]) -> None:
+        """Forget the blocks of whoever was in the slots of new or returning tenants."""
         tenants, stays = self._tenants, self._stays
         for request in requests:
             slot = request.slot
             if tenants[slot] is not request or stays[slot] != request.num_preemptions:
                 tenants[slot], stays[slot] = request, request.num_preemptions
-                self._num_known[:, slot] = 0
+                self._num_known[slot] = 0
+
+    def _new_blocks(self, requests: Sequence[ScheduledRequest], slots: IntArray, ends: IntArray) -> tuple[list[int], list[int]]:
+        """Copy the block ids that are new since the slot's step before.
+
+        Returns where in the flat tables something changed, and to what. A block that has left the window becomes null in the request's
+        table and stays stale here: no kernel reads it.
+        """
         places: list[int] = []
         new_ids: list[int] = []
-        needed = -(-ends // self._block_size)
-        width = self._host_tables.shape[2]
-        for group, row in np.argwhere(self._num_known[:, slots] < needed).tolist():
+        known, needed = self._num_known[slots], -(-ends // self._block_size)
+        rows = np.flatnonzero(known < needed)
+        if not len(rows):
+            return places, new_ids
+        _, num_slots, width = self._host_tables.shape
+        for row, first, last in zip(rows.tolist(), known[rows].tolist(), needed[rows].tolist(), strict=True):
             request = requests[row]
-            slot, block_ids = request.slot, request.block_tables[group].block_ids
-            known = int(self._num_known[group, slot])
-            self._host_tables[group, slot, known : len(block_ids)] = block_ids[known:]
-            self._num_known[group, slot] = len(block_ids)
-            line = (group * (self.max_rows + 1) + slot) * width
-            places.extend(range(line + known, line + len(block_ids)))
-            new_ids.extend(block_ids[known:])
+            for group, table in enumerate(request.block_tables):
+                line = (group * num_slots + request.slot) * width
+                places += range(line + first, line + last)
+                new_ids += table.block_ids[first:last]
+        self._num_known[slots[rows]] = needed[rows]
+        self._host_tables.reshape(-1)[places] = new_ids
         return places, new_ids
-
-
-class _Sections(NamedTuple):
-    """The numbers of the rows, at fixed places of a buffer on either side: views of a tensor or of an array."""
-
-    cu_seqlens: Any
-    seq_lens: Any
-    slots: Any
-    sampled_tokens: Any
-    sampled_slots: Any
-    sampled_lens: Any
-
-    @classmethod
-    def size(cls, max_rows: int) -> int:
-        return len(cls._fields) * max_rows + 1
-
-    @classmethod
-    def of(cls, buffer: Any, max_rows: int) -> "_Sections":
-        first = max_rows + 1
-        return cls(buffer[:first], *(buffer[i : i + max_rows] for i in range(first, cls.size(max_rows), max_rows)))
-
-    def write(self, shape: StepShape, slots: IntArray, counts: IntArray, ends: IntArray, samples: NDArray[np.bool_]) -> None:
-        """Rows and what they sample, then padding."""
-        rows, padding = len(slots), slice(len(slots), shape.num_rows)
-        null_slot = len(self.slots)
-        self.cu_seqlens[0] = 0
-        np.cumsum(counts, out=self.cu_seqlens[1 : rows + 1])
-        stops = self.cu_seqlens[1 : rows + 1]
-        self.seq_lens[:rows] = ends
-        self.slots[:rows] = slots
-        self.slots[padding] = null_slot
-        self.seq_lens[padding] = shape.only_singles
-        num_tokens = int(self.cu_seqlens[rows])
-        num_padding = shape.num_rows - rows
-        self.cu_seqlens[rows + 1 : shape.num_rows + 1] = num_tokens + np.arange(1, num_padding + 1) * shape.only_singles
-        num_sampled = int(samples.sum())
-        self.sampled_tokens[:num_sampled] = stops[samples] - 1
-        self.sampled_tokens[num_sampled:] = 0
-        self.sampled_slots[:num_sampled] = slots[samples]
-        self.sampled_slots[num_sampled:] = null_slot
-        self.sampled_lens[:num_sampled] = ends[samples]
-        self.sampled_lens[num_sampled:] = 1
 
 
 def _lengths(plan: StepPlan) -> list[int]:
     """Of each row, its new tokens included."""
     return [start + count for start, count in zip(plan.starts, plan.num_new_tokens, strict=True)]
-
-
-def _token_ids(plan: StepPlan) -> list[int]:
-    """The ids of all tokens, row after row; -1 for one that has been sampled and not collected."""
-    token_ids: list[int] = []
-    for request, start, count in zip(plan.requests, plan.starts, plan.num_new_tokens, strict=True):
-        known = request.token_ids
-        if count == 1:
-            token_ids.append(known[start] if start < len(known) else -1)
-        else:
-            token_ids += known[start : start + count]
-            if start + count > len(known):
-                token_ids.append(-1)
-    return token_ids

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from inference_server.backends.cuda_graph_pool import CudaGraphPool, GraphSizes, fit
-from inference_server.backends.input_batch import InputBatch, ModelInputs, StepShape
+from inference_server.backends.input_batch import InputBatch, ModelInputs
+from inference_server.backends.staged_rows import StepShape
 from inference_server.backends.token_choice import TokenChoice
 from inference_server.core.plan import StepPlan
 from inference_server.models.attention import LayerKV

@@ -64,6 +64,7 @@ class PagedBackend:
         self._kv: KVTensors | None = None
         self._runner: ModelRunner | None = None
         self._block_mass: BlockMass | None = None
+        self._sampling: token_rows.SamplingRows | None = None  # of the latest step
 
     def load(self) -> ModelSpec:
         self._device = device = select_device(self._options.device)
@@ -100,8 +101,8 @@ class PagedBackend:
                 self._block_mass.clear_reused(plan)
             num_captured = runner.num_captured_steps
             prompt_scores = runner.launch(plan)
-        rows = [row for row, samples in enumerate(plan.samples) if samples]
-        sampling = token_rows.SamplingRows.of(plan, rows)
+        rows = [*range(plan.num_decodes), *(row for row in plan.prefill_rows if plan.samples[row])]
+        sampling = self._sampling = token_rows.SamplingRows.of(plan, rows, self._sampling)
         return PagedStep(plan.step_id, len(plan), rows, sampling, prompt_scores, replayed=runner.num_captured_steps > num_captured)
 
     def sample(self, step: PagedStep, masks: TokenMasks | None = None) -> None:
@@ -113,10 +114,11 @@ class PagedBackend:
 
     def collect(self, step: PagedStep) -> StepResult:
         assert step.returned is not None, "sample comes first"
-        token_ids = [-1] * step.num_rows
         with step_errors():
-            for row, token_id in zip(step.rows, self._returns.wait(step.returned), strict=True):
-                token_ids[row] = token_id
+            token_ids = self._returns.wait(step.returned)
+        if len(token_ids) < step.num_rows:
+            by_row = dict(zip(step.rows, token_ids, strict=True))
+            token_ids = [by_row.get(row, -1) for row in range(step.num_rows)]
         of_sampled = logprobs.values_by_row(step.scores, step.sampling.requests, step.rows)
         of_prompts = {row: [value for part in parts for value in part.values()] for row, parts in step.prompt_scores.items()}
         block_mass = None if step.block_mass is None else step.block_mass.tolist()

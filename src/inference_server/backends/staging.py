@@ -6,33 +6,34 @@ the next while the device may still read the last. On a CPU both are the same me
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 _NUM_SIDES = 2
 
 
 class Staging:
-    """device: int32 [size], where the numbers arrive. Its address never changes, so captured launches may read it."""
+    """device: int32 [size], where the numbers arrive. Its address never changes, so captured launches may read it.
+
+    sides: the host's memory, int32 [size] each; who writes them may count on what they wrote there before.
+    """
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._on_cuda = device.type == "cuda"
         num_sides = 1 if device.type == "cpu" else _NUM_SIDES
         self._sides = [torch.zeros(size, dtype=torch.int32, pin_memory=self._on_cuda) for _ in range(num_sides)]
-        self._arrays = [side.numpy() for side in self._sides]
+        self.sides = [side.numpy() for side in self._sides]
         self._copied: list[torch.cuda.Event | None] = [None] * num_sides
         self._current = 0
         self.device = self._sides[0] if device.type == "cpu" else torch.zeros(size, dtype=torch.int32, device=device)
 
-    def begin(self) -> NDArray[np.int32]:
-        """The side to write next, once the device has read what it held."""
+    def begin(self) -> int:
+        """The index of the side to write next, once the device has read what it held."""
         self._current = (self._current + 1) % len(self._sides)
         copied = self._copied[self._current]
         if copied is not None:
             copied.synchronize()
-        return self._arrays[self._current]
+        return self._current
 
     def send(self, size: int) -> None:
         """Enqueue the copy of the first `size` numbers."""

@@ -30,6 +30,8 @@ class TokenChoice:
         self._sampler = sampler
         self._ids = torch.zeros(batch.max_rows, dtype=torch.int64, device=batch.newest_ids.device)
         self._unchanged: list[SamplingParams | None] = [None] * batch.max_rows  # by slot: parameters known to ask for nothing else
+        self._params: list[SamplingParams] = []  # of the rows that were drawn as they are, and their slots
+        self._slots: Sequence[int] = ()
         self._capturable: DeviceSampler | None = None
         self._sizes: Sequence[int] = ()
 
@@ -39,8 +41,7 @@ class TokenChoice:
         if num_rows:
             size = fit(self._sizes, num_rows)
             if graphs is not None and self._capturable is not None and size is not None and self._draws_as_they_are(rows):
-                params = [request.sampling for request in rows.requests]
-                graphs.replay((self._capturable.prepare(params, rows.positions, rows.slots), size))
+                graphs.replay((self._capturable.prepare(self._params, rows.positions, rows.slots), size))
             else:
                 ids, scores = self._sampler(self._model.compute_logits(hidden[:num_rows]), rows)
                 self._keep(ids)
@@ -72,6 +73,8 @@ class TokenChoice:
     def _draws_as_they_are(self, rows: SamplingRows) -> bool:
         if rows.masks is not None:
             return False
+        if rows.slots is self._slots:
+            return True
         unchanged = self._unchanged
         for request, position, slot in zip(rows.requests, rows.positions, rows.slots, strict=True):
             params = request.sampling
@@ -80,4 +83,5 @@ class TokenChoice:
             if params.logprobs is not None or params.changes_logits(position - request.num_prompt_tokens):
                 return False
             unchanged[slot] = params
+        self._params, self._slots = [request.sampling for request in rows.requests], rows.slots
         return True

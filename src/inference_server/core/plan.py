@@ -46,6 +46,8 @@ class StepPlan:
     has been sampled but not collected: the backend takes it from the device, by `request.slot`.
     num_new_tokens[i]: tokens of the row computed in this step, at least 1.
     samples[i]: the row reaches its last known token, so logits and one sampled token are wanted.
+    num_decodes: so many rows come first that go on in the slot of their step before, with the one token that was sampled there, and
+    sample the next.
     """
 
     step_id: int
@@ -54,6 +56,7 @@ class StepPlan:
     num_new_tokens: list[int] = field(default_factory=list)
     samples: list[bool] = field(default_factory=list)
     block_copies: list[BlockCopy] = field(default_factory=list)
+    num_decodes: int = 0
 
     def add(self, request: ScheduledRequest, start: int, num_new_tokens: int, samples: bool) -> None:
         self.requests.append(request)
@@ -69,10 +72,9 @@ class StepPlan:
         return sum(self.num_new_tokens)
 
     @property
-    def prefill_rows(self) -> list[int]:
-        """Indices of the rows that compute known tokens; the others extend an already computed sequence by one token."""
-        rows = enumerate(zip(self.requests, self.starts, self.num_new_tokens, strict=True))
-        return [i for i, (request, start, count) in rows if count > 1 or start < request.num_prompt_tokens]
+    def prefill_rows(self) -> range:
+        """Indices of the rows that compute known tokens, be it a single one."""
+        return range(self.num_decodes, len(self.requests))
 
     @property
     def kind(self) -> StepKind:

@@ -19,7 +19,7 @@ from inference_server.engine.outbox import Outbox
 from inference_server.parsing.answer_parser import AnswerParser, Part
 from inference_server.parsing.dialect import Dialect, with_calls
 from inference_server.tokenization.base import TokenizerLike
-from inference_server.tokenization.detokenizer import IncrementalDetokenizer
+from inference_server.tokenization.detokenizer import IncrementalDetokenizer, TokenPieces
 from inference_server.tokenization.stop_checker import StopChecker
 
 logger = logging.getLogger(__name__)
@@ -27,41 +27,56 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class StepOutputs:
-    """stops and errors by request id: one whose output failed is in both. num_tokens: returned. The times are those of `StepRecord`."""
+    """stops and errors by request id: one whose output failed is in both. The times are those of `StepRecord`."""
 
-    num_tokens: int = 0
     stops: dict[str, FinishReason] = field(default_factory=dict)
     errors: dict[str, InferenceServerError] = field(default_factory=dict)
     inter_token_s: list[float] = field(default_factory=list)
     first_token_s: list[float] = field(default_factory=list)
 
+    @property
+    def num_tokens(self) -> int:
+        """How many were returned."""
+        return len(self.inter_token_s) + len(self.first_token_s)
+
 
 @dataclass(slots=True)
 class _TextState:
-    """The text side of one request. parser: None where the text is not looked into. constraint: None where any token may come."""
+    """The text side of one request.
+
+    stop_checker: None without stop strings. parser: None where the text is not looked into. constraint: None where any token may come.
+    plain: there is none of the three.
+    """
 
     request: ScheduledRequest
     detokenizer: IncrementalDetokenizer
-    stop_checker: StopChecker
+    stop_checker: StopChecker | None = None
     parser: AnswerParser | None = None
     constraint: Constraint | None = None
     has_text: bool = False
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.plain = self.stop_checker is None and self.parser is None and self.constraint is None
 
     def take(self, token_id: int, delta: OutputDelta) -> FinishReason | None:
         """Adds what the token brings to `delta`; returns why it is the last, if it is."""
-        sampling = self.request.sampling
+        request, sampling = self.request, self.request.sampling
+        # The scheduler appends this token only after the step's outputs are known.
+        num_tokens = len(request.token_ids) - request.num_prompt_tokens + 1
+        end_of_text = token_id in sampling.stop_token_ids
+        if self.plain and not end_of_text and num_tokens < sampling.max_tokens:
+            delta.text += self.detokenizer.push(token_id)
+            return None
         if not sampling.max_tokens:  # the scheduler computes a prompt up to its first token, which nobody asked for
             return FinishReason.LENGTH
-        # The scheduler appends this token only after the step's outputs are known.
-        num_tokens = self.request.num_output_tokens + 1
         if self.constraint is not None:
             self.constraint.advance(token_id, sampling.max_tokens - num_tokens)
-        end_of_text = token_id in sampling.stop_token_ids
-        shown = sampling.include_stop or not end_of_text
-        stopped = shown and self._show(self.detokenizer.push([token_id]), delta, num_tokens > sampling.min_tokens)
+        shown = not end_of_text or sampling.include_stop
+        stopped = shown and self._show(self.detokenizer.push(token_id), delta, num_tokens > sampling.min_tokens)
         if self.parser is not None:
-            self.request.num_reasoning_tokens = self.parser.num_thought_pushes
+            request.num_reasoning_tokens = self.parser.num_thought_pushes
         if not (stopped or end_of_text) and num_tokens < sampling.max_tokens:
             return None
         if not stopped:
@@ -83,12 +98,19 @@ class _TextState:
             return True
         if self.parser is not None and self._show_parts(self.parser.flush(), delta, True):
             return True
-        delta.text += self.stop_checker.flush()
+        if self.stop_checker is not None:
+            delta.text += self.stop_checker.flush()
         return False
 
     def _show(self, text: str, delta: OutputDelta, may_stop: bool = True) -> bool:
         if self.parser is not None:
             return self._show_parts(self.parser.push(text), delta, may_stop) or self.parser.finished
+        return self._show_visible(text, delta, may_stop)
+
+    def _show_visible(self, text: str, delta: OutputDelta, may_stop: bool) -> bool:
+        if self.stop_checker is None:
+            delta.text += text
+            return False
         visible, stopped = self.stop_checker.push(text, may_stop)
         delta.text += visible
         return stopped
@@ -97,9 +119,7 @@ class _TextState:
         """What follows a stop string is dropped, calls too."""
         for part in parts:
             if isinstance(part, str):
-                visible, stopped = self.stop_checker.push(part, may_stop)
-                delta.text += visible
-                if stopped:
+                if self._show_visible(part, delta, may_stop):
                     return True
             elif isinstance(part, ToolCallDelta):
                 delta.tool_calls = merge_calls((*delta.tool_calls, part))
@@ -115,6 +135,7 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._states: dict[str, _TextState] = {}
+        self._pieces: dict[tuple[bool, frozenset[int]], TokenPieces] = {}  # by whether special tokens are left out, and which are not
         self._num_constrained = 0
         # By whether tools may be called: ids of special tokens that are markers and so not left out.
         self._markers = {
@@ -126,14 +147,9 @@ class OutputProcessor:
         sampling, mode = request.sampling, request.answer
         dialect = with_calls(self._dialect) if mode and mode.tools else self._dialect
         parser = AnswerParser(dialect, mode) if dialect and mode else None
-        detokenizer = IncrementalDetokenizer(
-            self._tokenizer,
-            request.token_ids[-1:],
-            sampling.skip_special_tokens,
-            strip_leading_space=request.strip_leading_space,
-            keep=self._markers[mode.tools] if mode else (),
-        )
-        stop_checker = StopChecker(sampling.stop, sampling.include_stop)
+        pieces = self._pieces_of(sampling.skip_special_tokens, self._markers[mode.tools] if mode else frozenset())
+        detokenizer = IncrementalDetokenizer(pieces, request.token_ids[-1:], request.strip_leading_space)
+        stop_checker = StopChecker(sampling.stop, sampling.include_stop) if sampling.stop else None
         constraint = request.grammar.start() if request.grammar is not None else None
         self._num_constrained += constraint is not None
         self._states[request.request_id] = _TextState(request, detokenizer, stop_checker, parser, constraint)
@@ -156,12 +172,12 @@ class OutputProcessor:
 
         A fault in one row ends that request alone.
         """
-        outputs = StepOutputs()
+        outputs, states = StepOutputs(), self._states
         for row, logprobs in result.prompt_logprobs.items():
-            if (state := self._states.get(plan.requests[row].request_id)) is not None:
+            if (state := states.get(plan.requests[row].request_id)) is not None:
                 state.keep_prompt_logprobs(plan.starts[row], logprobs)
         for row, (request, token_id) in enumerate(zip(plan.requests, result.token_ids, strict=True)):
-            state = self._states.get(request.request_id)
+            state = states.get(request.request_id)
             if token_id < 0 or state is None:  # the row did not sample, or its request has ended since the launch
                 continue
             delta = outbox.delta(request.request_id)
@@ -184,13 +200,19 @@ class OutputProcessor:
                 logger.exception("request %s: its output cannot be turned into text", request.request_id)
                 failed = InferenceServerError("the output could not be turned into text")
                 outputs.errors[request.request_id], reason = failed, FinishReason.ERROR
-            state.has_text = state.has_text or bool(delta.text or delta.reasoning or delta.tool_calls)
-            outputs.num_tokens += 1
-            if not request.sampling.max_tokens:
-                delta.token_ids, delta.logprobs = [], []
+            if not state.has_text:
+                state.has_text = bool(delta.text or delta.reasoning or delta.tool_calls)
             if reason is not None:
                 outputs.stops[request.request_id] = reason
+                if not request.sampling.max_tokens:
+                    delta.token_ids, delta.logprobs = [], []
         return outputs
+
+    def _pieces_of(self, skip_special_tokens: bool, keep: frozenset[int]) -> TokenPieces:
+        key = skip_special_tokens, keep
+        if key not in self._pieces:
+            self._pieces[key] = TokenPieces(self._tokenizer, *key)
+        return self._pieces[key]
 
     def has_text(self, request_id: str) -> bool:
         """Whether anything of the request's answer has gone out."""

@@ -14,7 +14,7 @@ from typing import Any
 from inference_server.core.clock import Clock
 from inference_server.core.errors import StepFailedError
 from inference_server.core.phases import Phase
-from inference_server.core.plan import StepKind, StepPlan, StepResult
+from inference_server.core.plan import StepPlan, StepResult
 from inference_server.core.records import EngineSnapshot, RecordSink, StepRecord
 from inference_server.core.request import FinishReason
 from inference_server.engine.loaded_model import LoadedModel
@@ -45,7 +45,6 @@ class CollectedStep:
     start_time: float
     end_time: float
     times: StepTimes
-    prefill_rows: list[int]
     outputs: StepOutputs
     replayed: bool
 
@@ -127,16 +126,15 @@ class StepPipeline:
             self._fail(step.plan, error)
             return None
         now = self._clock()
-        prefill_rows = step.plan.prefill_rows
         with step.times.phase(Phase.OUTPUT):
-            outputs = self._give_out(step, result, prefill_rows, now)
+            outputs = self._give_out(step, result, now)
         self.step_id = step.plan.step_id
-        return CollectedStep(step.plan, step.start_time, now, step.times, prefill_rows, outputs, result.replayed)
+        return CollectedStep(step.plan, step.start_time, now, step.times, outputs, result.replayed)
 
-    def _give_out(self, step: _InFlight, result: StepResult, prefill_rows: list[int], now: float) -> StepOutputs:
+    def _give_out(self, step: _InFlight, result: StepResult, now: float) -> StepOutputs:
         result.elapsed_s = now - max(step.start_time, self._last_end)
         self._last_end = now
-        for row in prefill_rows:
+        for row in step.plan.prefill_rows:
             step.plan.requests[row].history.prefill(now - result.elapsed_s, now, step.plan.num_new_tokens[row], len(step.plan))
         outputs = self._processor.process(step.plan, result, now, self._outbox)
         self._scheduler.update(step.plan, result, outputs.stops)
@@ -156,7 +154,7 @@ class StepPipeline:
         plan, outputs, stats = step.plan, step.outputs, snapshot.scheduler
         record = StepRecord(
             step_id=plan.step_id,
-            kind=StepKind.of(len(step.prefill_rows), len(plan)),
+            kind=plan.kind,
             start_time=step.start_time,
             end_time=step.end_time,
             num_rows=len(plan),
@@ -166,8 +164,8 @@ class StepPipeline:
             num_preempted=stats.preemptions_total - self._num_preempted,
             inter_token_s=Counter(outputs.inter_token_s),
             first_token_s=tuple(outputs.first_token_s),
-            num_prefill_chunks=len(step.prefill_rows),
-            num_prefill_tokens=sum(plan.num_new_tokens[row] for row in step.prefill_rows),
+            num_prefill_chunks=len(plan.prefill_rows),
+            num_prefill_tokens=sum(plan.num_new_tokens[plan.num_decodes :]),
             replayed=step.replayed,
             num_active=stats.num_active,
             num_used_blocks=snapshot.cache.used_blocks,

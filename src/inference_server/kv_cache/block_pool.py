@@ -9,6 +9,7 @@ nothing of requests, tables or prefixes.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from operator import mul, sub
 
 from inference_server.core.kv_layout import KVLayout
 
@@ -25,6 +26,7 @@ class BlockPool:
         num_groups = len(layout.groups)
         self.layout = layout
         self._blocks_per_slab = [layout.blocks_per_slab(g) for g in range(num_groups)]
+        self._block_bytes = [layout.block_bytes(g) for g in range(num_groups)]
         self._refs = [[0] * layout.num_blocks(g) for g in range(num_groups)]
         self._kept = [bytearray(layout.num_blocks(g)) for g in range(num_groups)]
         self._free_slabs = list(range(layout.num_slabs - 1, 0, -1))
@@ -58,18 +60,17 @@ class BlockPool:
     @property
     def used_bytes(self) -> int:
         """Bytes of all referenced blocks."""
-        return sum(used * self.layout.block_bytes(g) for g, used in enumerate(self._num_used))
+        return sum(map(mul, self._num_used, self._block_bytes))
 
     @property
     def unused_bytes(self) -> int:
         """Bytes of all blocks that are kept and not referenced."""
-        return sum(unused * self.layout.block_bytes(g) for g, unused in enumerate(self._num_unused))
+        return sum(map(mul, self._num_unused, self._block_bytes))
 
     @property
     def pinned_bytes(self) -> int:
         """Bytes of all blocks that are kept and referenced: cached, but nothing that could be dropped now."""
-        pinned = (kept - unused for kept, unused in zip(self._num_kept, self._num_unused, strict=True))
-        return sum(count * self.layout.block_bytes(g) for g, count in enumerate(pinned))
+        return sum(map(mul, map(sub, self._num_kept, self._num_unused), self._block_bytes))
 
     @property
     def total_bytes(self) -> int:
@@ -92,7 +93,10 @@ class BlockPool:
 
     def allocate(self, owner: str, counts: Sequence[int]) -> list[list[int]] | None:
         """Take counts[g] blocks of each group, each with one reference; None, and nothing taken, when too few are free."""
-        to_open = [self._slabs_to_open(g, count) for g, count in enumerate(counts)]
+        if len(self._free_slabs) >= sum(counts):  # a slab each: no group has to leave any for those behind it
+            to_open = [0] * len(counts)
+        else:
+            to_open = [self._slabs_to_open(g, count) for g, count in enumerate(counts)]
         reserved = sum(to_open)
         if reserved > len(self._free_slabs):
             return None
@@ -193,7 +197,9 @@ class BlockPool:
         self._slab_owner[slab] = owner
         self._slab_gaps[slab] = list(range((slab + 1) * per_slab - 1, slab * per_slab - 1, -1))
         self._num_gaps[group] += per_slab
-        self._add_to_gappy(group, slab, self._gappy_by_owner.setdefault(owner, [{} for _ in self._refs]))
+        if owner not in self._gappy_by_owner:
+            self._gappy_by_owner[owner] = [{} for _ in self._refs]
+        self._add_to_gappy(group, slab, self._gappy_by_owner[owner])
         return slab
 
     def _return(self, group: int, block: int) -> None:

@@ -145,10 +145,12 @@ class CacheManager:
         if missing <= 0:
             return True
         counts = [missing] * len(tables)
-        if not self._pool.fits(counts):
+        blocks = self._pool.allocate(request.request_id, counts)
+        if blocks is None and not self._pool.fits(counts):
             return False
-        while (blocks := self._pool.allocate(request.request_id, counts)) is None:
+        while blocks is None:
             assert self._prefix is not None and self._prefix.evict(), "the pool counts blocks as unused that cannot be had"
+            blocks = self._pool.allocate(request.request_id, counts)
         for table, new in zip(tables, blocks, strict=True):
             table.block_ids += new
         return True
@@ -171,9 +173,11 @@ class CacheManager:
             index = first_needed
             while index > 0 and block_ids[index - 1]:
                 index -= 1
+            if index == first_needed:
+                continue
             self._release(group, block_ids[index:first_needed])
             block_ids[index:first_needed] = [0] * (first_needed - index)
-            dropped |= index < first_needed
+            dropped = True
         return dropped
 
     def free(self, request: ScheduledRequest) -> None:

@@ -133,8 +133,11 @@ class PrefixCache:
                 self._move_prompt_end(hold, child)
             node = child
         hold.node = node
-        if grown is not None:
-            # In this order, what both need stays needed throughout.
+        if grown is None:
+            return
+        if node.parent is grown and grown.is_boundary and len(grown.children) == 1:
+            self._windows.move_boundary(node)
+        else:  # in this order, what both need stays needed throughout
             self._update_boundary(node)
             self._update_boundary(grown)
 

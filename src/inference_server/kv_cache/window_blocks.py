@@ -84,6 +84,20 @@ class WindowBlocks:
             if reached.num_needing == is_boundary:
                 self._settle(reached)
 
+    def move_boundary(self, node: PrefixNode) -> None:
+        """To a new node from its parent: the windows before the two are the same but for this node and the farthest one."""
+        parent = node.parent
+        assert parent is not None, "the root is no boundary"
+        parent.is_boundary, node.is_boundary = False, True
+        if not self._num_blocks:
+            return
+        node.num_needing += 1  # it is in use, so it has no place to change
+        if parent.depth >= self._num_blocks:
+            *_, farthest = self._before(parent)
+            farthest.num_needing -= 1
+            if not farthest.num_needing:
+                self._settle(farthest)
+
     def set_prompt_end(self, node: PrefixNode, is_prompt_end: bool) -> None:
         """As `set_boundary`; window blocks are wanted here, not needed."""
         if node.is_prompt_end is is_prompt_end:

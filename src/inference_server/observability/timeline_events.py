@@ -88,10 +88,8 @@ class TimelineEvents:
     def _rows(self, plan: StepPlan) -> str:
         """The slots of the rows that decode, and [slot, position, tokens] of the others."""
         slots = [self._slots.get(request.request_id, NO_SLOT) for request in plan.requests]
-        prefills = set(plan.prefill_rows)
-        decoding = [slot for row, slot in enumerate(slots) if row not in prefills] if prefills else slots
-        chunks = [[slots[row], plan.starts[row], plan.num_new_tokens[row]] for row in sorted(prefills)]
-        return f'"decodes": {decoding}, "prefills": {chunks}'
+        chunks = [[slots[row], plan.starts[row], plan.num_new_tokens[row]] for row in plan.prefill_rows]
+        return f'"decodes": {slots[: plan.num_decodes]}, "prefills": {chunks}'
 
     def _us(self, seconds: float) -> int:
         return round((self._epoch + seconds) * 1e6)

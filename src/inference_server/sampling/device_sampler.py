@@ -30,7 +30,7 @@ class SamplingVariant(IntEnum):
 
 
 class DeviceSampler:
-    """Parameters are remembered by slot, so that a row costs a comparison as long as its tenant stays."""
+    """Parameters are remembered by slot: a row costs a comparison as long as its tenant stays, and nothing while all rows do."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         """max_rows: both the rows of a batch and the slots."""
@@ -39,18 +39,26 @@ class DeviceSampler:
         self._known = np.zeros((_FIELDS - 2, max_rows), dtype=np.int32)
         self._seeds = np.zeros(max_rows, dtype=np.uint64)
         self._variants = np.zeros(max_rows, dtype=np.int8)
+        self._slots: Sequence[int] = ()  # of the rows of the call before, and what they need
+        self._index = np.zeros(0, dtype=np.int64)
+        self._variant = SamplingVariant.GREEDY
         self._fields = torch.zeros(_FIELDS, max_rows, dtype=torch.int32, device=device)
         temperatures, self._top_k, self._top_p, floors, self._restricted = self._fields[:-2]
         self._temperatures, self._floors = temperatures.view(torch.float32), floors.view(torch.float32)
         self._keys = self._fields[-2:].view(max_rows, 2)
 
     def prepare(self, params: Sequence[SamplingParams], positions: Sequence[int], slots: Sequence[int]) -> SamplingVariant:
-        """Enqueue the copy of what `run` will read, and return its variant. positions: the index of each row's token in its sequence."""
-        for slot, row_params in zip(slots, params, strict=True):
-            if self._tenants[slot] is not row_params:
-                self._remember(slot, row_params)
-        index = np.array(slots)
-        variant = SamplingVariant(self._variants[index].max())
+        """Enqueue the copy of what `run` will read, and return its variant.
+
+        positions: the index of each row's token in its sequence. slots: as those of `SamplingRows`.
+        """
+        if slots is not self._slots:
+            for slot, row_params in zip(slots, params, strict=True):
+                if self._tenants[slot] is not row_params:
+                    self._remember(slot, row_params)
+            self._slots, self._index = slots, np.array(slots)
+            self._variant = SamplingVariant(self._variants[self._index].max())
+        index, variant = self._index, self._variant
         if variant is not SamplingVariant.GREEDY:
             staged = np.zeros(tuple(self._fields.shape), dtype=np.int32)
             staged[:-2, : len(index)] = self._known[:, index]

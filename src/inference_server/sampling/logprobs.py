@@ -54,7 +54,7 @@ def values_by_row(scores: Scores | None, requests: Sequence[ScheduledRequest], r
 
 def scores_prompts(plan: StepPlan) -> bool:
     """Whether the step computes tokens of a prompt that is to be scored."""
-    rows = zip(plan.requests, plan.starts, strict=True)
+    rows = ((plan.requests[row], plan.starts[row]) for row in plan.prefill_rows)
     return any(request.sampling.prompt_logprobs is not None and start + 1 < request.num_prompt_tokens for request, start in rows)
 
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class SamplingRows:
     """The rows of a step that sample, as parallel lists. positions: the index each row's token will have in its sequence.
 
-    slots: each row's place in the persistent batch when the step was launched. masks: for each row the tokens that a grammar allows,
+    slots: each row's place in the persistent batch when the step was launched; the very same list as before tells that the rows are those
+    of the step before. masks: for each row the tokens that a grammar allows,
     packed as `Constraint.mask` says, or None; None where no row has one.
     """
 
@@ -28,8 +29,13 @@ class SamplingRows:
     masks: Sequence[bytes | None] | None = None
 
     @classmethod
-    def of(cls, plan: StepPlan, plan_rows: Sequence[int]) -> "SamplingRows":
-        """Those of the plan's rows, without masks."""
+    def of(cls, plan: StepPlan, plan_rows: Sequence[int], before: "SamplingRows | None" = None) -> "SamplingRows":
+        """Those of the plan's rows, without masks. before: of the step before, where that is known."""
+        if plan.num_decodes == len(plan):
+            positions = [start + 1 for start in plan.starts]
+            if before is not None and plan.requests == before.requests:
+                return cls(plan.requests, positions, before.slots)
+            return cls(plan.requests, positions, [request.slot for request in plan.requests])
         requests = [plan.requests[row] for row in plan_rows]
         positions = [plan.starts[row] + plan.num_new_tokens[row] for row in plan_rows]
         return cls(requests, positions, [request.slot for request in requests])

@@ -113,8 +113,8 @@ class ContinuousBatchScheduler:
             # A preempted row had nothing in flight, so only finished ones are late.
             if request.status is finished:
                 continue
-            request.num_collected_tokens = start + count
-            if start % block_size + count >= block_size:
+            request.num_collected_tokens = collected = start + count
+            if collected % block_size < count:  # a block is full
                 self._commit(request)
             if not samples:
                 continue
@@ -202,7 +202,7 @@ class ContinuousBatchScheduler:
             request.num_inflight_tokens += 1
             add_request(request)
             add_start(start)
-        num_rows = len(plan.requests)
+        plan.num_decodes = num_rows = len(plan.requests)
         plan.num_new_tokens.extend([1] * num_rows)
         plan.samples.extend([True] * num_rows)
         self._batch.num_tokens += num_rows

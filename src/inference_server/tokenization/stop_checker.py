@@ -28,8 +28,6 @@ class StopChecker:
         """
         if self._stopped:
             return "", True
-        if len(self._next) == 1:  # there are no stop strings
-            return text, False
         text, node = self._held + text, self._node
         for index in range(len(self._held), len(text)):
             character = text[index]
