@@ -27,7 +27,7 @@ class BodyWriter:
     @classmethod
     def of(cls, scope: Scope) -> "BodyWriter | None":
         """That of a request, if its server offers one."""
-        writer: BodyWriter | None = scope.get("extensions", {}).get(EXTENSION, {}).get("writer")
+        writer: BodyWriter | None = (scope.get("extensions") or {}).get(EXTENSION, {}).get("writer")
         return writer
 
     @property
