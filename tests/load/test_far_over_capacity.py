@@ -30,8 +30,7 @@ def test_250_requests_a_second() -> None:
         assert len(refused) > len(outcomes) / 2
         assert quantile(refused, 0.99) < 0.1
         assert len(refusals) == len(refused)
-        assert max(refusal.processor_s for refusal in refusals) < 0.02
-        assert quantile([refusal.seconds for refusal in refusals], 0.99) < 0.02
+        assert quantile(refusals, 0.99) < 0.02
         # Whoever is let in finds at most the queue before it, and the batch runs at the pace of one row.
         assert max(outcome.seconds for outcome in answered) < 1.5 * (QUEUE / BATCH + 2) * max(alone)
         first = [outcome.seconds for outcome in answered if SECONDS / 4 < outcome.sent < SECONDS * 5 / 8]

@@ -2,18 +2,9 @@
 
 import time
 from asyncio import Transport
-from dataclasses import dataclass
 from typing import Any
 
 from inference_server.api.http_protocol import HttpProtocol
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A 429. seconds: by the clock. processor_s: of all threads of the process meanwhile, which a busy machine adds nothing to."""
-
-    seconds: float
-    processor_s: float
 
 
 class WatchedTransport:
@@ -31,9 +22,9 @@ class WatchedTransport:
         self._protocol.written(data)
 
 
-def timing() -> tuple[type[HttpProtocol], list[Refusal]]:
-    """A protocol, and what its connections refuse."""
-    refusals: list[Refusal] = []
+def timing() -> tuple[type[HttpProtocol], list[float]]:
+    """A protocol, and the seconds that each 429 of its connections took."""
+    refusals: list[float] = []
 
     class TimedProtocol(HttpProtocol):
         def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
@@ -41,12 +32,11 @@ def timing() -> tuple[type[HttpProtocol], list[Refusal]]:
             self.transport = WatchedTransport(transport, self)  # type: ignore[assignment]
 
         def data_received(self, data: bytes) -> None:
-            self.read_at = time.perf_counter(), time.process_time()
+            self.read_at = time.perf_counter()
             super().data_received(data)
 
         def written(self, data: bytes) -> None:
             if data.startswith(b"HTTP/1.1 429 "):
-                clock, processor = self.read_at
-                refusals.append(Refusal(time.perf_counter() - clock, time.process_time() - processor))
+                refusals.append(time.perf_counter() - self.read_at)
 
     return TimedProtocol, refusals
