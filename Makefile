@@ -31,7 +31,7 @@ heavy: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m heavy --timeout=900 $(SHARED) $(PYTEST_ARGS)
 
 clients: $(CLIENTS)/.installed
-	$(CLIENTS)/bin/python -m pytest -q -m clients -rs -W ignore --timeout=600 $(PYTEST_ARGS)
+	$(CLIENTS)/bin/python -m pytest -q -m clients -rs -W ignore --timeout=600 tests/clients $(PYTEST_ARGS)
 
 browser: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m browser -rs $(PYTEST_ARGS)
