@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from fleet_cluster import SETTINGS, URL, client, cluster, deploy, replica_pids, stats, stream, until
+from fake_fleet import SETTINGS, URL, client, deploy, replica_pids, stats, stream, until
 from openai import OpenAI
 from ray import serve
 
@@ -23,10 +23,10 @@ REPLICAS = 3
 
 
 @pytest.fixture(scope="module", autouse=True)
-def fleet() -> Iterator[None]:
-    with cluster():
-        deploy("fleet", "/", REPLICAS)
-        yield
+def fleet(ray_cluster: str) -> Iterator[None]:
+    deploy("fleet", "/", REPLICAS)
+    yield
+    serve.delete("fleet")
 
 
 def say(capsys: pytest.CaptureFixture[str], text: str) -> None:
