@@ -59,6 +59,9 @@ def test_every_other_route_passes_and_ids_come_back() -> None:
             assert (await http.post("/tokenize", json={"prompt": "abc"})).json()["count"] == 4
             metrics = (await http.get("/fleet/metrics")).text
             assert "inference_server_fleet_replicas 3.0" in metrics
+            page = await http.get("/fleet")
+            assert 'id="replicas"' in page.text
+            assert "default-src 'self'" in page.headers["content-security-policy"]
             assert metrics.count("inference_server_fleet_replica_kv_pressure{") == REPLICAS
             assert (await http.get("/nowhere")).json()["error"]["code"] == "not_found"
             bad = await http.post("/generate", json={"text": 5}, headers={"X-Request-Id": "my-own"})
