@@ -18,6 +18,7 @@ OBJECT_STORE_BYTES = 100 * 2**20
 def cluster(paths: Sequence[Path] = ()) -> Iterator[str]:
     """Its address. Its processes find the sources, this folder, and what lies in `paths`."""
     os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT / "src", Path(__file__).parent, *paths)))
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own is 15: whatever else runs would come before the fleet
     ray.init(num_cpus=2, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False, configure_logging=False)
     try:
         serve.start(http_options=HTTPOptions(host="127.0.0.1", port=PORT))
