@@ -75,6 +75,7 @@ class Ingress:
 
     async def __init__(self, replicas: DeploymentHandle, salt: bytes, max_body_bytes: int) -> None:  # type: ignore[misc]
         self._replicas = replicas
+        self._handle = replicas.options(stream=True).handle
         self._max_body_bytes = max_body_bytes
         self._forwarder = Forwarder(self._call)
         self._encoder = PromptEncoder(await replicas.prompt_format.remote(), salt)
@@ -112,7 +113,7 @@ class Ingress:
 
     async def _call(self, request: ForwardedRequest) -> AsyncGenerator[ResponseHead | bytes, None]:
         """Raises ReplicaLostError and FleetBusyError. Whoever stops reading cancels the call."""
-        response = self._replicas.options(stream=True).handle.remote(request)
+        response = self._handle.remote(request)
         ended = False
         try:
             async for item in response:
@@ -149,6 +150,7 @@ class Ingress:
 def fleet(settings: Settings, options: FleetOptions, load: Load | None = None) -> serve.Application:
     """The application to run. load: see `ReplicaServer`."""
     salt = secrets.token_bytes(SALT_BYTES)
+    quiet = {"enable_access_log": False}  # a server logs its requests itself
     router = RequestRouterConfig(
         request_router_class="control_plane.serve_router:PrefixRequestRouter",
         request_router_kwargs={
@@ -167,9 +169,12 @@ def fleet(settings: Settings, options: FleetOptions, load: Load | None = None) -
         max_queued_requests=settings.max_queue_size,
         ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},
         request_router_config=router,
+        logging_config=quiet,
         graceful_shutdown_timeout_s=settings.drain_timeout_s + SHUTDOWN_S,
     )
-    ingress = serve.deployment(Ingress).options(name="Ingress", max_ongoing_requests=INGRESS_MAX_ONGOING, ray_actor_options={"num_cpus": 0})
+    ingress = serve.deployment(Ingress).options(
+        name="Ingress", max_ongoing_requests=INGRESS_MAX_ONGOING, ray_actor_options={"num_cpus": 0}, logging_config=quiet
+    )
     return ingress.bind(replicas.bind(settings, salt, load), salt, settings.api_options().max_body_bytes)
 
 
