@@ -43,7 +43,7 @@ fleet: $(FLEET_INSTALLED)
 	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m control_plane --replicas $(REPLICAS) $(ARGS)
 
 fleet-test: $(FLEET_INSTALLED)
-	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest -q -m fleet -rs $(PYTEST_ARGS)
+	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest -q -m fleet -rs tests/control_plane tests/api $(PYTEST_ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-pytest_plugins = ["turns"]
+pytest_plugins = ["turns", "fleets"]
 
 gc.disable()  # until all is imported: what imports make is no garbage, and walking it over and over is a quarter of their time
 

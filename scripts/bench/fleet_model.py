@@ -1,32 +1,38 @@
 """A replica as a cost model on a virtual clock: steps that take time by their rows and prompt tokens, and an LRU cache of prefixes.
 
-It decides nothing about routing. What it leaves out: windows, preemption and the scheduler's fairness; a step's time is exact in what
-`StepCost` says and in nothing else.
+It decides nothing about routing. How much of a prompt a step computes is decided by the scheduler's own `ChunkBudget` and `shape_prefill`.
+What it leaves out: windows, preemption and the scheduler's fairness; a step's time is exact in what `StepCost` says and in nothing else.
 """
 
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from control_plane.fleet_router import Trip
 from control_plane.replica_report import ReplicaReport
 from control_plane.routing_key import RoutingKey
 from inference_server.core.chunk_hash import ChunkHasher
+from inference_server.core.options import PrefillMode
 from inference_server.core.prefix_journal import PrefixJournal
+from inference_server.scheduler.chunk_budget import ChunkBudget
+from inference_server.scheduler.prefill_shape import shape_prefill
 
+MEASURED_STEPS = 9  # in a row say all that `ChunkBudget` keeps
 NO_HASHER = ChunkHasher(b"", 1)  # the names come from the workload
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step: `base_s`, and what each decoding row and each prompt token adds."""
+    """Seconds of a step: `base_s`, and what each decoding row and each prompt token adds. The limits are those of `SchedulerOptions`."""
 
     base_s: float = 0.004
     row_s: float = 0.00002
     token_s: float = 0.00001
     max_rows: int = 256
     max_tokens: int = 2048
+    chunk: int = 512
+    unnoticed_s: float = 0.01
 
     def seconds(self, rows: int, tokens: int) -> float:
         return self.base_s + self.row_s * rows + self.token_s * tokens
@@ -55,11 +61,12 @@ class Job:
 
 @dataclass(slots=True)
 class Batch:
-    """steps: that end in a row without a change, `seconds` each, from `start` on. jobs: whose prompts are in the first one."""
+    """steps: that end in a row without a change, `seconds` each, from `start` on. prefill: prompts in it, then it is one step."""
 
     start: float
     seconds: float
     steps: int
+    rows: int
     prefill: list[tuple[Job, int]] = field(default_factory=list)
 
 
@@ -79,6 +86,7 @@ class SimReplica:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._waiting: deque[Job] = deque()
         self._prefilling: deque[Job] = deque()
+        self._budget = ChunkBudget(alternating=False, unnoticed_s=cost.unnoticed_s)
         self._decoding: list[tuple[int, int, Job]] = []  # by the step that brings the last token
         self._steps = 0
         self._num_jobs = 0
@@ -93,8 +101,7 @@ class SimReplica:
         elif self._batch.steps > 1:  # whoever comes joins at the next step
             done = int((now - self._batch.start) / self._batch.seconds) + 1
             if done < self._batch.steps:
-                self._steps += done
-                self._run(Batch(self._batch.start, self._batch.seconds, 0), self._batch.start + done * self._batch.seconds)
+                self._run(replace(self._batch, steps=done))
 
     def kill(self) -> list[Job]:
         """The jobs that were open."""
@@ -110,28 +117,32 @@ class SimReplica:
         rows = len(self._decoding)
         while self._waiting and rows + len(self._prefilling) < self._cost.max_rows:
             self._prefilling.append(self._admit(self._waiting.popleft()))
-        budget, prefill = self._cost.max_tokens - rows, []
-        for job in self._prefilling:
-            if budget <= 0:
-                break
-            prefill.append((job, min(budget, job.left)))
-            budget -= job.left
-        tokens = sum(count for _, count in prefill)
-        if not (rows or prefill):
+        if not (rows or self._prefilling):
             self._batch = None
             return
-        steps = 1 if prefill else self._decoding[0][0] - self._steps
-        batch = Batch(now, self._cost.seconds(rows, tokens), steps, prefill)
-        self._run(batch, now + steps * batch.seconds)
+        prefill = self._chunks(rows)
+        seconds = self._cost.seconds(rows, sum(count for _, count in prefill))
+        self._run(Batch(now, seconds, 1 if self._prefilling else self._decoding[0][0] - self._steps, rows, prefill))
 
-    def _run(self, batch: Batch, end: float) -> None:
+    def _chunks(self, rows: int) -> list[tuple[Job, int]]:
+        """What the next step computes of which prompt, beside so many decoding rows."""
+        if not self._prefilling:
+            return []
+        budget, limit = self._cost.max_tokens - rows, self._budget.limit(rows)
+        left = [job.left for job in self._prefilling]
+        shares = shape_prefill(PrefillMode.MIXED, left, budget if limit is None else min(budget, limit), self._cost.chunk)
+        return [(job, count) for job, count in zip(self._prefilling, shares, strict=True) if count]
+
+    def _run(self, batch: Batch) -> None:
         self._batch = batch
-        self._schedule(end, lambda now: self._end(batch, now))
+        self._schedule(batch.start + batch.steps * batch.seconds, lambda now: self._end(batch, now))
 
     def _end(self, batch: Batch, now: float) -> None:
         if batch is not self._batch:  # cut short, or the replica is gone
             return
         self._steps += batch.steps
+        for _ in range(min(batch.steps, MEASURED_STEPS)):
+            self._budget.observe(batch.rows, sum(count for _, count in batch.prefill), batch.seconds)
         for job, count in batch.prefill:
             job.left -= count
             if not job.left:

@@ -1,27 +1,23 @@
-"""`RealFleet`: the conversations of a simulated workload put to real servers in this process, by the real router, in real time."""
+"""`RealFleet`: the conversations of a simulated workload put to a fleet over HTTP, in real time, as the simulator counts them."""
 
 import asyncio
 import json
 import random
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
+from statistics import median
 
+import httpx
+from fleet_model import StepCost
 from fleet_run import Outcome
 from fleet_workload import CHUNK, Session, Workload, WorkloadShape
 
-from control_plane.asgi_call import ForwardedRequest
-from control_plane.fleet_router import FleetRouter
-from control_plane.prefix_index import PrefixIndex
-from control_plane.replica import ReplicaServer
-from control_plane.routing_key import RoutingKey
-from control_plane.routing_policy import PrefixPolicy
-from inference_server.core.chunk_hash import ChunkHasher
-
-SALT = b"salt"
 TEXT = range(32, 127)
+SHORT, LONG, SAMPLES = CHUNK, 31 * CHUNK, 15
+EVENT = re.compile(rb"^data: (\{.*\})$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +30,35 @@ class Answer:
     cached_tokens: int
 
 
-class RealFleet:
-    """Servers, a router, and what came of the requests. Times count from `began`."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Costs of steps, and the seconds that a request's way, there and back, added to its first token, in each sample."""
 
-    def __init__(self, servers: Sequence[ReplicaServer], shape: WorkloadShape, warmup_s: float) -> None:
+    cost: StepCost
+    front_s: Sequence[float]
+
+    def __str__(self) -> str:
+        way = f"{1e3 * median(self.front_s):.1f} ms ({1e3 * min(self.front_s):.1f} to {1e3 * max(self.front_s):.1f})"
+        return f"a step {1e3 * self.cost.base_s:.1f} ms, a prompt token {1e6 * self.cost.token_s:.1f} us, the way {way}"
+
+
+async def measure(http: httpx.AsyncClient) -> Measured:
+    """One request at a time: short prompts take one step and long ones several."""
+    rng, tokens = random.Random(1), 6
+    short, long = [[await ask(http, rng.choices(TEXT, k=size), tokens) for _ in range(SAMPLES)] for size in (SHORT, LONG)]
+    step_s = median((answer.total_s - answer.ttft_s) / (tokens - 1) for answer in short)
+    num_steps = -(-LONG // StepCost().chunk)
+    added_s = median(answer.ttft_s for answer in long) - median(answer.ttft_s for answer in short) - (num_steps - 1) * step_s
+    cost = StepCost(step_s, 0.0, max(0.0, added_s / (LONG - SHORT)))
+    return Measured(cost, [max(0.0, answer.ttft_s - cost.seconds(0, SHORT)) for answer in short])
+
+
+class RealFleet:
+    """What came of the requests of one workload. Times count from `began`; what ends before `warmup_s` is not counted."""
+
+    def __init__(self, http: httpx.AsyncClient, shape: WorkloadShape, warmup_s: float) -> None:
         self.outcome = Outcome()
-        self._servers = {f"r{index}": server for index, server in enumerate(servers)}
-        self._router = FleetRouter(PrefixPolicy(seed=0), PrefixIndex(2**16))
-        self._router.set_replicas(self._servers)
-        self._hasher = ChunkHasher(SALT, CHUNK)
+        self._http = http
         self._shape = shape
         self._warmup_s = warmup_s
         self._began = time.monotonic()
@@ -50,19 +66,12 @@ class RealFleet:
 
     async def run(self, workload: Workload, seconds: float) -> Outcome:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._report(seconds))
             for start, session in workload.sessions():
                 if start > seconds:
                     break
                 await asyncio.sleep(self._began + start - time.monotonic())
                 tasks.create_task(self._converse(session, seconds))
         return self.outcome
-
-    async def _report(self, seconds: float) -> None:
-        while time.monotonic() - self._began < seconds:
-            await asyncio.sleep(1.0)
-            for name, server in self._servers.items():
-                self._router.observe(name, server.report())
 
     async def _converse(self, session: Session, seconds: float) -> None:
         """The session's prompt, texts of its own, and the model's own answers between them."""
@@ -71,38 +80,32 @@ class RealFleet:
         while session.turns_left > 0 and time.monotonic() - self._began < seconds:
             key, _, output = session.turn(self._shape)
             ids += text.choices(TEXT, k=key.num_tokens - len(ids))
-            ids += await self._ask(ids, output)
+            answer = await ask(self._http, ids, output)
+            if self._warmup_s <= time.monotonic() - self._began <= seconds:
+                self._count(answer, len(ids), output)
+            ids += answer.token_ids
             await asyncio.sleep(session.think_s(self._shape))
 
-    async def _ask(self, ids: list[int], output: int) -> list[int]:
-        key = RoutingKey(tuple(self._hasher.chain(ids)), len(ids), CHUNK)
-        name = self._router.choose(key)
-        trip = self._router.began(name, key)
-        answer = await ask(self._servers[name], ids, output, partial(self._router.answered, trip))
-        self._router.ended(trip)
-        ended_s = time.monotonic() - self._began
-        if ended_s >= self._warmup_s:
-            out = self.outcome
-            out.requests += 1
-            out.ttft.append(answer.ttft_s)
-            out.hit_tokens += answer.cached_tokens
-            out.prompt_tokens += len(ids)
-        return answer.token_ids
+    def _count(self, answer: Answer, num_tokens: int, output: int) -> None:
+        out = self.outcome
+        out.requests += 1
+        out.ttft.append(answer.ttft_s)
+        out.hit_tokens += answer.cached_tokens
+        out.prompt_tokens += num_tokens
+        out.output_tokens += output
 
 
-async def ask(server: ReplicaServer, ids: list[int], output: int, answered: Callable[[], object]) -> Answer:
-    """One streamed completion."""
+async def ask(http: httpx.AsyncClient, ids: list[int], output: int) -> Answer:
+    """One streamed completion. Raises RuntimeError for any other answer."""
     body = {"prompt": ids, "max_tokens": output, "ignore_eos": True, "stream": True, "return_token_ids": True}
-    body |= {"stream_options": {"include_usage": True}}
-    headers = ((b"content-type", b"application/json"),)
     began, first, raw = time.monotonic(), 0.0, b""
-    async for item in server.call(ForwardedRequest("POST", "/v1/completions", headers=headers, body=json.dumps(body).encode())):
-        if isinstance(item, bytes):
-            if not first:
-                first = time.monotonic()
-                answered()
-            raw += item
-    events = [json.loads(line[6:]) for line in raw.split(b"\n\n") if line.startswith(b"data: {")]
+    async with http.stream("POST", "/v1/completions", json=body | {"stream_options": {"include_usage": True}}) as response:
+        async for piece in response.aiter_raw():
+            first = first or time.monotonic()
+            raw += piece
+    ended = time.monotonic()
+    if response.status_code != 200:
+        raise RuntimeError(f"{response.status_code}: {raw[:300]!r}")
+    events = [json.loads(event) for event in EVENT.findall(raw)]
     tokens = [token for event in events for choice in event["choices"] for token in choice.get("token_ids", ())]
-    cached = events[-1]["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return Answer(first - began, time.monotonic() - began, tokens, cached)
+    return Answer(first - began, ended - began, tokens, events[-1]["usage"]["prompt_tokens_details"]["cached_tokens"])

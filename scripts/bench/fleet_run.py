@@ -1,8 +1,10 @@
 """One run of a simulated fleet: the real router, policy and index, replicas that are cost models, and a clock that jumps."""
 
 import heapq
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from statistics import fmean
 
@@ -14,7 +16,10 @@ from control_plane.fleet_router import FleetRouter
 
 @dataclass(frozen=True, slots=True)
 class FleetShape:
-    """report_s: between two reports of a replica. fail_every_s: a replica dies that often, and another takes its place after restart_s."""
+    """report_s: between two reports of a replica. fail_every_s: a replica dies that often, and another takes its place after restart_s.
+
+    front_s: seconds that a request takes to its replica and its first token back, one of these at random.
+    """
 
     replicas: int
     cost: StepCost
@@ -22,6 +27,7 @@ class FleetShape:
     report_s: float = 1.0
     fail_every_s: float = 0.0
     restart_s: float = 20.0
+    front_s: Sequence[float] = (0.0,)
 
 
 @dataclass(slots=True)
@@ -67,6 +73,7 @@ class FleetRun:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
         self._births = count()
+        self._random = random.Random(0)
 
     def run(self, seconds: float) -> Outcome:
         """Simulate so long."""
@@ -127,7 +134,14 @@ class FleetRun:
     def _send(self, job: Job, now: float) -> None:
         replica = self._router.choose(job.key)
         job.trip = self._router.began(replica, job.key)
-        self.replicas[replica].add(job, now)
+        arrival = now + self._random.choice(self._shape.front_s)
+        self._at(arrival, partial(self._arrive, self.replicas[replica], job))
+
+    def _arrive(self, replica: SimReplica, job: Job, now: float) -> None:
+        if replica.alive:
+            replica.add(job, now)
+        else:
+            self._send(job, now)
 
     def _answered(self, job: Job) -> None:
         assert job.trip is not None, "what is answered was sent"

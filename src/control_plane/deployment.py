@@ -6,7 +6,7 @@ Placement, health, restarts, scaling and the HTTP proxy are Serve's; which repli
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any
 
@@ -31,8 +31,11 @@ INLINE_BODY_BYTES = 16 * 1024  # a larger one is tokenised in a worker thread
 INGRESS_MAX_ONGOING = 10_000
 SHUTDOWN_S = 25.0  # as docs/operations.md says: the step that runs, slow readers, what is written last
 
-# Routes of the fleet's own, each for those to whom a replica shows its route: keys are the replicas' business.
-SHOWN_TO: Mapping[str, str] = MappingProxyType({"/fleet/stats": "/scheduler/stats", "/fleet/metrics": "/metrics"})
+# What a replica is asked for where the fleet has a route of its own. Keys are the replicas' business: whom they refuse, the fleet does.
+ASKED_FOR: Mapping[str, str] = MappingProxyType(
+    {"/fleet": "/static/fleet.html", "/fleet/stats": "/scheduler/stats", "/fleet/metrics": "/metrics"}
+)
+FIGURES = frozenset({"/fleet/stats", "/fleet/metrics"})
 
 
 class Replica:
@@ -51,10 +54,7 @@ class Replica:
         return self._server.prompt_format()
 
     async def stats(self) -> dict[str, Any]:
-        """The report without its changes, and whose it is."""
-        stats = self._server.report().as_stats()
-        del stats["changes"]
-        return {"replica": serve.get_replica_context().replica_id.unique_id, **stats}
+        return {"replica": serve.get_replica_context().replica_id.unique_id, **self._server.stats()}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         report = self._server.report()
@@ -75,6 +75,7 @@ class Ingress:
 
     async def __init__(self, replicas: DeploymentHandle, salt: bytes, max_body_bytes: int) -> None:  # type: ignore[misc]
         self._replicas = replicas
+        self._handle = replicas.options(stream=True).handle
         self._max_body_bytes = max_body_bytes
         self._forwarder = Forwarder(self._call)
         self._encoder = PromptEncoder(await replicas.prompt_format.remote(), salt)
@@ -86,9 +87,9 @@ class Ingress:
             message = f"the body is larger than {self._max_body_bytes} bytes"
             error = {"message": message, "type": "invalid_request_error", "param": None, "code": "request_too_large"}
             return JSONResponse({"error": error}, 413)
-        forwarded = await self._forwarded(request, SHOWN_TO.get(path, path), body)
+        forwarded = await self._forwarded(request, ASKED_FOR.get(path, path), body)
         head, pieces = await self._forwarder.answer(forwarded)
-        if path in SHOWN_TO and head.status == 200:
+        if path in FIGURES and head.status == 200:
             return await self._own_route(path, request)
         response = StreamingResponse(pieces, head.status)
         # Serve's proxy has given the request an X-Request-Id if its client had not, and puts it into the answer.
@@ -112,7 +113,7 @@ class Ingress:
 
     async def _call(self, request: ForwardedRequest) -> AsyncGenerator[ResponseHead | bytes, None]:
         """Raises ReplicaLostError and FleetBusyError. Whoever stops reading cancels the call."""
-        response = self._replicas.options(stream=True).handle.remote(request)
+        response = self._handle.remote(request)
         ended = False
         try:
             async for item in response:
@@ -139,18 +140,17 @@ class Ingress:
         return b"".join(parts)
 
     async def _stats(self) -> dict[str, Any]:
-        """What every replica says of itself now; those that do not answer are left out."""
-        answers: list[dict[str, Any]] = []
-        with suppress(RayActorError):
-            answers = await self._replicas.broadcast("stats").results_async()
+        """What every replica says of itself now; those that died meanwhile are left out."""
+        answers = await self._replicas.broadcast("stats").results_async(return_exceptions=True)
         forwarder = self._forwarder
         counts = {"retries": forwarder.retries_total, "broken": forwarder.broken_total, "refused": forwarder.refused_total}
-        return {"replicas": answers, **counts}
+        return {"replicas": [answer for answer in answers if isinstance(answer, dict)], **counts}
 
 
 def fleet(settings: Settings, options: FleetOptions, load: Load | None = None) -> serve.Application:
     """The application to run. load: see `ReplicaServer`."""
     salt = secrets.token_bytes(SALT_BYTES)
+    quiet = {"enable_access_log": False}  # a server logs its requests itself
     router = RequestRouterConfig(
         request_router_class="control_plane.serve_router:PrefixRequestRouter",
         request_router_kwargs={
@@ -169,9 +169,12 @@ def fleet(settings: Settings, options: FleetOptions, load: Load | None = None) -
         max_queued_requests=settings.max_queue_size,
         ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},
         request_router_config=router,
+        logging_config=quiet,
         graceful_shutdown_timeout_s=settings.drain_timeout_s + SHUTDOWN_S,
     )
-    ingress = serve.deployment(Ingress).options(name="Ingress", max_ongoing_requests=INGRESS_MAX_ONGOING, ray_actor_options={"num_cpus": 0})
+    ingress = serve.deployment(Ingress).options(
+        name="Ingress", max_ongoing_requests=INGRESS_MAX_ONGOING, ray_actor_options={"num_cpus": 0}, logging_config=quiet
+    )
     return ingress.bind(replicas.bind(settings, salt, load), salt, settings.api_options().max_body_bytes)
 
 

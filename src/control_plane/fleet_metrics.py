@@ -14,9 +14,11 @@ from prometheus_client.registry import Collector
 PREFIX = "inference_server_fleet_"
 GAUGES = {
     "tokens": "Tokens in flight, those that wait included.",
+    "running": "Requests that hold KV blocks.",
     "waiting": "Requests in the queue.",
     "queue_s": "Seconds until the queue of now has been let in.",
     "kv_pressure": "Share of the KV pool that running requests hold.",
+    "tokens_per_s": "Output tokens a second, of the last ten seconds.",
 }
 COUNTERS = {
     "hit_tokens": "Prompt tokens found in the prefix cache.",

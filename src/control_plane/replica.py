@@ -18,6 +18,7 @@ from inference_server.server import create_app
 
 CHUNK_TOKENS = 64
 LOAD_POLL_S = 0.05
+RATE_WINDOW_S = 10
 
 Load = Callable[[Settings, PrefixJournal], Any]
 
@@ -57,6 +58,14 @@ class ReplicaServer:
     def prompt_format(self) -> PromptFormat:
         model = self._context.engine.model
         return PromptFormat(model.tokenizer, model.template.source, self._chunk_tokens)
+
+    def stats(self) -> dict[str, Any]:
+        """For people: the report without its changes, the state of the engine, and what it has done of late."""
+        engine, seconds = self._context.engine, self._context.tracker.history()["tokens"][-RATE_WINDOW_S:]
+        stats = self.report().as_stats()
+        del stats["changes"]
+        rate = sum(seconds) / RATE_WINDOW_S
+        return {"status": engine.health().status, "running": engine.snapshot.scheduler.num_active, "tokens_per_s": rate, **stats}
 
     def report(self) -> ReplicaReport:
         snapshot = self._context.engine.snapshot

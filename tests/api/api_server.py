@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from inference_server.config import Settings
 from inference_server.core.options import ApiOptions
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.server import create_app
+
+Start = Callable[..., AbstractContextManager[httpx.Client]]  # see the fixture `start`
 
 
 @dataclass

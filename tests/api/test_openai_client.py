@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from api_server import TestServer
 from echo_model import MODEL_NAME
 from openai.types.chat import ChatCompletionUserMessageParam
 
@@ -13,8 +12,8 @@ MESSAGES: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "P
 
 
 @pytest.fixture
-def sync_client(server: TestServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+def sync_client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -73,13 +72,13 @@ def test_errors_arrive_as_the_clients_own(sync_client: openai.OpenAI) -> None:
     assert (refused.value.param, refused.value.code) == ("use_beam_search", "unsupported_parameter")
 
 
-def test_async_clients_side_by_side(server: TestServer) -> None:
+def test_async_clients_side_by_side(url: str) -> None:
     async def ask(client: openai.AsyncOpenAI, text: str) -> str:
         stream = await client.chat.completions.create(model=MODEL_NAME, messages=[{"role": "user", "content": text}], stream=True)
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
     async def run() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
             whole = await client.chat.completions.create(model=MODEL_NAME, messages=MESSAGES)
             assert whole.choices[0].message.content == MESSAGES[0]["content"]
             return await asyncio.gather(*(ask(client, f"client {i} says {'x' * i}") for i in range(20)))

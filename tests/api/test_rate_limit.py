@@ -2,8 +2,9 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
-from api_server import TestServer, running
+from api_server import Start
 
 from inference_server.api.rate_limit import Buckets, Standing, TokenSpending
 from inference_server.core.records import RequestRecord
@@ -71,18 +72,18 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def ask(server: TestServer, key: str, **fields: object) -> tuple[int, str, str | None]:
-    answer = server.client.post("/generate", json={"text": "hi", **fields}, headers=bearer(key))
+def ask(client: httpx.Client, key: str, **fields: object) -> tuple[int, str, str | None]:
+    answer = client.post("/generate", json={"text": "hi", **fields}, headers=bearer(key))
     return answer.status_code, answer.headers["x-ratelimit-remaining-requests"], answer.headers.get("retry-after")
 
 
-def test_each_key_has_its_own_allowance_and_is_told_about_it() -> None:
-    with running(api_keys=("a", "b"), rate_limit_rpm=3) as server:
-        assert [ask(server, "a", stream=stream)[:2] for stream in (False, True, False)] == [(200, "2"), (200, "1"), (200, "0")]
-        status, remaining, retry_after = ask(server, "a")
+def test_each_key_has_its_own_allowance_and_is_told_about_it(start: Start) -> None:
+    with start(api_keys=("a", "b"), rate_limit_rpm=3) as client:
+        assert [ask(client, "a", stream=stream)[:2] for stream in (False, True, False)] == [(200, "2"), (200, "1"), (200, "0")]
+        status, remaining, retry_after = ask(client, "a")
         assert (status, remaining) == (429, "0")
         assert retry_after is not None and 15 <= int(retry_after) <= 20
-        refused = server.client.post("/v1/completions", content=b"not even JSON", headers=bearer("a"))
+        refused = client.post("/v1/completions", content=b"not even JSON", headers=bearer("a"))
         assert refused.json()["error"] | {"message": ""} == {
             "message": "",
             "type": "rate_limit_error",
@@ -91,28 +92,28 @@ def test_each_key_has_its_own_allowance_and_is_told_about_it() -> None:
         }
         assert refused.headers["x-ratelimit-limit-requests"] == "3"
         assert 50 < float(refused.headers["x-ratelimit-reset-requests"].removesuffix("s")) <= 60
-        assert ask(server, "b")[0] == 200
-        assert server.client.get("/v1/models", headers=bearer("a")).status_code == 200
-        assert server.client.post("/generate", headers=bearer("wrong")).status_code == 401
+        assert ask(client, "b")[0] == 200
+        assert client.get("/v1/models", headers=bearer("a")).status_code == 200
+        assert client.post("/generate", headers=bearer("wrong")).status_code == 401
 
 
-def test_without_keys_an_address_is_a_client_whatever_key_it_makes_up() -> None:
-    with running(rate_limit_rpm=4) as server, ThreadPoolExecutor(4) as pool:
-        statuses = list(pool.map(lambda index: ask(server, f"key {index}")[0], range(8)))
+def test_without_keys_an_address_is_a_client_whatever_key_it_makes_up(start: Start) -> None:
+    with start(rate_limit_rpm=4) as client, ThreadPoolExecutor(4) as pool:
+        statuses = list(pool.map(lambda index: ask(client, f"key {index}")[0], range(8)))
         assert sorted(statuses) == [200] * 4 + [429] * 4
 
 
-def test_tokens_are_made_up_for_once_they_are_known() -> None:
-    with running(api_keys=("a", "b"), rate_limit_tpm=100) as server:
+def test_tokens_are_made_up_for_once_they_are_known(start: Start) -> None:
+    with start(api_keys=("a", "b"), rate_limit_tpm=100) as client:
         asked = {"text": "x" * 149, "max_tokens": 50}
-        first = server.client.post("/generate", json=asked, headers=bearer("a"))
+        first = client.post("/generate", json=asked, headers=bearer("a"))
         assert (first.status_code, first.headers["x-ratelimit-remaining-tokens"]) == (200, "100")
         assert "x-ratelimit-limit-requests" not in first.headers
-        refused = server.client.post("/generate", json=asked, headers=bearer("a"))
+        refused = client.post("/generate", json=asked, headers=bearer("a"))
         assert (refused.status_code, refused.headers["x-ratelimit-remaining-tokens"]) == (429, "0")
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         assert 55 <= int(refused.headers["retry-after"]) <= 61  # 150 of the prompt and 50 of the answer: 100 too many
-        assert server.client.post("/generate", json=asked, headers=bearer("b")).status_code == 200
+        assert client.post("/generate", json=asked, headers=bearer("b")).status_code == 200
 
 
 def record(key: str, admitted_time: float | None, prompt: int, cached: int, output: int) -> RequestRecord:

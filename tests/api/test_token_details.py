@@ -5,7 +5,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from api_server import TestServer
 from echo_model import MODEL_NAME
 from wire import parse_sse
 
@@ -121,8 +120,8 @@ def test_the_prompts_ids_stand_beside_the_choices_of_a_chat(client: httpx.Client
     assert whole["choices"][0]["token_ids"] == [97, 98, END]
 
 
-def test_the_openai_client_reads_them(server: TestServer) -> None:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+def test_the_openai_client_reads_them(url: str) -> None:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         chat = client.chat.completions.create(
             model=MODEL_NAME, messages=[{"role": "user", "content": "ab"}], logprobs=True, top_logprobs=1, logit_bias={"97": 5}
         )

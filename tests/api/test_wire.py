@@ -1,12 +1,13 @@
 """Every byte of a stream, and that a stream says what the whole answer says. `wire.py` holds the checks, for any server."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from random import Random
 from typing import Any
 
 import httpx
 import pytest
-from api_server import running
+from api_server import Start
 from dialect_model import ScriptedBackend, load_dialect
 from wire import CHAT, NATIVE, RESPONSES, TEXT, Said, parse_sse, read_choices, streamed, whole
 from wire_prompts import prompt_of, requests
@@ -33,12 +34,12 @@ def test_streams_say_what_whole_answers_say(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
-def test_thoughts_text_and_calls(path: str) -> None:
+def test_thoughts_text_and_calls(start: Start, path: str) -> None:
     tool = {"type": "function", "function": FUNCTION} if path == CHAT else {"type": "function", **FUNCTION}
     body = prompt_of(path, "Hi") | {"tools": [tool]}
-    with running(ScriptedBackend(answer=THOUGHT + "I look." + CALL * 2), load_model=load_dialect) as server:
-        stream = streamed(server.client, path, body)
-        assert stream.choices == whole(server.client, path, body).choices
+    with start(partial(ScriptedBackend, answer=THOUGHT + "I look." + CALL * 2), load_dialect) as client:
+        stream = streamed(client, path, body)
+        assert stream.choices == whole(client, path, body).choices
     assert stream.choices == (Said("I look.", "tool_calls" if path == CHAT else "completed", "Hm. 🙂", (WEATHER, WEATHER)),)
 
 

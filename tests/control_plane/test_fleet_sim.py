@@ -21,9 +21,10 @@ def outcome(policy: RoutingPolicy, workload: WorkloadShape, fleet: FleetShape | 
 
 
 def test_a_hot_prefix_never_pins_the_fleet_to_one_replica() -> None:
-    shape = WorkloadShape(sessions_per_s=40.0, turns=1.0, hot_share=0.2, zipf=0.0, shared_prompts=5000, shared_tokens=1024)
-    out = outcome(PrefixPolicy(seed=1), shape)
-    turns = outcome(RoundRobin(), shape)
+    shape = WorkloadShape(sessions_per_s=90.0, turns=1.0, hot_share=0.2, zipf=0.0, shared_prompts=5000, shared_tokens=1024)
+    fleet = FleetShape(8, StepCost(0.01, 0.0, 0.00003))
+    out = outcome(PrefixPolicy(seed=1), shape, fleet)
+    turns = outcome(RoundRobin(), shape, fleet)
     assert len(out.imbalance) > 20
     assert max(out.imbalance) <= 1.5
     assert out.hit_rate > 1.3 * turns.hit_rate
@@ -47,8 +48,17 @@ def test_replicas_die_and_nothing_is_lost() -> None:
     assert out.requests > 300
 
 
+def test_the_way_to_a_replica_takes_its_time_and_who_finds_it_dead_goes_elsewhere() -> None:
+    shape = WorkloadShape(sessions_per_s=4.0, turns=1.0, said_tokens=10.0)
+    near, far = (outcome(PrefixPolicy(seed=1), shape, FleetShape(2, COST, front_s=(way,))) for way in (0.0, 0.5))
+    assert far.ttft_at(0.5) == pytest.approx(near.ttft_at(0.5) + 0.5, abs=0.05)
+    dying = outcome(PrefixPolicy(seed=1), shape, FleetShape(2, COST, fail_every_s=3.0, restart_s=1.0, front_s=(0.5,)))
+    assert dying.requests + dying.broken >= far.requests - 4  # what breaks in the warm-up is counted
+    assert max(dying.ttft) > 1.0
+
+
 def test_a_replica_takes_the_time_that_its_steps_take() -> None:
-    """Two prompts of 100 tokens in one step, then rows: 3 steps for the first answer, 5 for the second."""
+    """Two prompts of 100 tokens, the second's first chunk cached; answers of 3 and 5."""
     events: list[tuple[float, int, object]] = []
     order = count()
     ends: list[tuple[float, float | None]] = []
@@ -60,7 +70,8 @@ def test_a_replica_takes_the_time_that_its_steps_take() -> None:
         event = min(events)
         events.remove(event)
         event[2](event[0])  # type: ignore[operator]
-    # The first prompt starts alone: 2 s. The second joins: 1 + 0.25 + 0.36 for what is not cached. Then two rows, then one.
-    assert ends[0] == (pytest.approx(2.0 + 1.61 + 1.5), 2.0)
-    assert ends[1] == (pytest.approx(2.0 + 1.61 + 1.5 + 3 * 1.25), pytest.approx(3.61))
+    # The first prompt starts alone: 2 s. Then its row is measured alone, and has 8 tokens of the second prompt beside it, as `ChunkBudget`
+    # has it. It ends; the 28 tokens that are left are alone, and so are the last four tokens of that answer.
+    assert ends[0] == (pytest.approx(2.0 + 1.25 + 1.33), 2.0)
+    assert ends[1] == (pytest.approx(4.58 + 1.28 + 4 * 1.25), pytest.approx(4.58 + 1.28))
     assert (replica.hit_tokens, replica.miss_tokens, replica.tokens) == (64, 136, 0)

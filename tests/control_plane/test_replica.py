@@ -96,6 +96,8 @@ def test_a_client_that_leaves_frees_its_rows() -> None:
             await anext(pieces)
             assert server.report().tokens > 100
             assert server.report().kv_pressure > 0
+            assert (server.stats()["status"], server.stats()["running"]) == ("ok", 1)
+            assert "changes" not in server.stats()
             await pieces.aclose()
             async with asyncio.timeout(5):
                 while server.report().tokens:

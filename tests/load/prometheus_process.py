@@ -40,15 +40,16 @@ def eventually(condition: Callable[[], Found], limit_s: float = 30.0) -> Found:
 
 
 @contextmanager
-def scraping(binary: str, monitoring: Path, url: str, metrics_key: str, folder: Path) -> Iterator[Prometheus]:
-    """Prometheus with the configuration and rules of `monitoring`, which scrapes the server at `url` every second, by its key."""
+def scraping(binary: str, monitoring: Path, url: str, fleet_url: str, metrics_key: str, folder: Path) -> Iterator[Prometheus]:
+    """Prometheus with the configuration and rules of `monitoring`, which scrapes a server and a fleet every second, by their key."""
     config = yaml.safe_load((monitoring / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(monitoring / name) for name in config["rule_files"]]
     (scrape,) = config["scrape_configs"]
     scrape["file_sd_configs"] = [{"files": [str(folder / "targets" / "*.yml")]}]
     (folder / "targets").mkdir()
-    (folder / "targets" / "server.yml").write_text(yaml.safe_dump([{"targets": [urlsplit(url).netloc]}]))
+    fleet = {"targets": [urlsplit(fleet_url).netloc], "labels": {"__metrics_path__": "/fleet/metrics"}}  # as docs/scaling.md says
+    (folder / "targets" / "server.yml").write_text(yaml.safe_dump([{"targets": [urlsplit(url).netloc]}, fleet]))
     scrape["authorization"] = {"credentials_file": "metrics_key"}  # as the comment in the configuration says
     (folder / "metrics_key").write_text(metrics_key)
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))

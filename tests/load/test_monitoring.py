@@ -1,4 +1,4 @@
-"""The Grafana dashboard and the alert rules: every expression runs on a real Prometheus that scraped a loaded server.
+"""The Grafana dashboard and the alert rules: every expression runs on a real Prometheus that scraped a loaded server and a fleet.
 
 Marked `monitoring` where Prometheus is needed: Debian's package `prometheus` brings it and promtool. Grafana itself is not run.
 """
@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from fleet_exposition import FleetStats, serving_fleet_metrics
 from load_client import LoadClient
 from load_run import Target, closed_loop
 from load_server import serving
@@ -23,10 +24,14 @@ from load_workloads import SHARED_PREFIX
 from openai_stream import USAGE
 from prometheus_process import Prometheus, eventually, scraping
 
+from control_plane.fleet_metrics import render
+
 MONITORING = Path(__file__).parents[2] / "monitoring"
 DASHBOARD = json.loads((MONITORING / "grafana" / "dashboards" / "inference-server.json").read_text())
 RULES = [rule for group in yaml.safe_load((MONITORING / "prometheus" / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
-QUERIES = [(panel["title"], target["expr"]) for panel in DASHBOARD["panels"] for target in panel["targets"]]
+ROWS = [panel for panel in DASHBOARD["panels"] if panel["type"] == "row"]
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"] + [panel for row in ROWS for panel in row["panels"]]
+QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
 VARIABLES = {"$__rate_interval": "30s", "$instance": ".+"}
 METRIC = re.compile(r"\binference_server_\w+")
 
@@ -39,7 +44,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         pytest.skip("no prometheus on the path; Debian has it as the package prometheus")
     with (
         serving(max_batch_size=4, max_queue_size=2, metrics_key="for-prometheus") as server,
-        scraping(binary, MONITORING / "prometheus", server.url, "for-prometheus", tmp_path_factory.mktemp("prometheus")) as found,
+        serving_fleet_metrics() as fleet,
+        scraping(binary, MONITORING / "prometheus", server.url, fleet, "for-prometheus", tmp_path_factory.mktemp("prometheus")) as found,
     ):
         eventually(lambda: found.values("inference_server_generation_tokens_total == 0"))
         target = Target(LoadClient(server.url), {"model": "test/echo", "ignore_eos": True, **USAGE})
@@ -83,7 +89,7 @@ def test_alerts_fire_when_they_should(arguments: tuple[str, ...]) -> None:
 
 def test_every_metric_that_is_asked_for_exists() -> None:
     with serving() as server:
-        exposed = server.client.get("/metrics").text
+        exposed = server.client.get("/metrics").text + render(FleetStats().next(), "")[0].decode()
     for expression in [query for _, query in QUERIES] + [rule["expr"] for rule in RULES]:
         for name in METRIC.findall(expression):
             assert re.search(rf"^# TYPE {re.sub('_(bucket|count|sum)$', '', name)} ", exposed, re.MULTILINE), name
@@ -91,11 +97,10 @@ def test_every_metric_that_is_asked_for_exists() -> None:
 
 def test_the_dashboard_is_one_that_grafana_can_show() -> None:
     sources = yaml.safe_load((MONITORING / "grafana" / "provisioning" / "datasources" / "prometheus.yml").read_text())["datasources"]
-    panels = DASHBOARD["panels"]
-    assert {panel["datasource"]["uid"] for panel in panels} == {source["uid"] for source in sources}
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    assert all(panel["description"] and panel["targets"] for panel in panels)
-    for one, other in combinations([panel["gridPos"] for panel in panels], 2):
+    assert {panel["datasource"]["uid"] for panel in PANELS} == {source["uid"] for source in sources}
+    assert len({panel["id"] for panel in PANELS + ROWS}) == len(PANELS + ROWS)
+    assert all(panel["description"] and panel["targets"] for panel in PANELS)
+    for one, other in combinations([panel["gridPos"] for panel in PANELS + ROWS], 2):
         apart = [one[at] + one[size] <= other[at] or other[at] + other[size] <= one[at] for at, size in (("x", "w"), ("y", "h"))]
         assert any(apart), (one, other)
 

@@ -5,14 +5,13 @@ import { drawBatch } from "./batch.js";
 import { LineChart } from "./chart.js";
 import { $, count, duration, mark, percent, short, write } from "./dom.js";
 import { wirePlayground } from "./playground.js";
+import { HEALTH, everySecond } from "./poll.js";
 import { drawPool } from "./pool.js";
 import { drawRecent, wireSearch } from "./recent.js";
 import { drawSimulator, wireSimulator } from "./simulator.js";
 
-const INTERVAL_MS = 1000;
 const SECONDS = 120;
 const QUANTILES = ["p50", "p95", "p99"];
-const HEALTH = { ok: "serving", idle: "idle", loading: "loading the model", draining: "shutting down", stalled: "stalled", dead: "dead" };
 
 const charts = {
   tokens: new LineChart($("chart-tokens"), { names: ["tokens"], format: short, seconds: 59, label: "Output tokens a second", area: true }),
@@ -46,37 +45,19 @@ function drawCharts(state) {
   }
 }
 
-function drawHealth(text, kind) {
-  write($("health"), text);
-  $("health-dot").className = `dot ${kind}`;
-}
-
 async function poll() {
   const state = await call("/dashboard/state");
   write($("model"), state.model);
-  drawHealth(HEALTH[state.health] ?? state.health, state.health);
   drawTiles(state.scheduler, state.cache);
   drawBatch(state.requests, state.scheduler);
   drawPool(state.cache, state.scheduler);
   drawCharts(state);
   drawSimulator(state.simulator);
   drawRecent(state.ended);
-}
-
-async function run() {
-  for (;;) {
-    if (document.visibilityState === "visible") {
-      try {
-        await poll();
-      } catch {
-        drawHealth("no connection, trying again", "lost");
-      }
-    }
-    await new Promise((resolve) => setTimeout(resolve, INTERVAL_MS));
-  }
+  return [HEALTH[state.health] ?? state.health, state.health];
 }
 
 wireSimulator();
 wirePlayground();
 wireSearch();
-run();
+everySecond(poll);

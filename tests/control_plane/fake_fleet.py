@@ -1,45 +1,24 @@
-"""A fleet on a small Ray of its own, for the tests that need one: fake models, one instance at a time."""
+"""Fleets of fake models for the tests that kill, update and scale them, and what these ask of them."""
 
 import asyncio
 import json
-import os
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import fleet_fake
 import httpx
 import psutil
-import ray
+from fleet_local import PORT
 from ray import serve
-from ray.serve.config import HTTPOptions
 
 from control_plane.deployment import fleet
 from control_plane.options import FleetOptions
 from inference_server.config import Settings
 
-PORT = 8765
 URL = f"http://127.0.0.1:{PORT}"
-ROOT = Path(__file__).parents[2]
 SETTINGS: dict[str, Any] = {"served_model_name": "fake", "max_batch_size": 16, "max_queue_size": 16, "drain_timeout_s": 5.0}
-
-
-@contextmanager
-def cluster() -> Iterator[None]:
-    """Ray and Serve's proxy. Its processes find the sources, and the fake model."""
-    os.environ["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT / 'scripts' / 'bench'}"
-    ray.init(num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False, configure_logging=False)
-    try:
-        serve.start(http_options=HTTPOptions(host="127.0.0.1", port=PORT))
-        yield
-    finally:
-        serve.shutdown()
-        ray.shutdown()
 
 
 def deploy(name: str, prefix: str, replicas: int, **options: Any) -> None:
@@ -99,9 +78,3 @@ async def until(condition: Any, limit_s: float = 90.0) -> None:
     while not await condition():
         assert time.monotonic() < end, "the condition never came true"
         await asyncio.sleep(0.1)
-
-
-if __name__ == "__main__":  # a fleet to try by hand
-    with cluster():
-        deploy("fleet", "/", int(sys.argv[1]))
-        time.sleep(float(sys.argv[2]))
