@@ -25,6 +25,7 @@ def test_rows_are_the_tables(width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_the_table_takes_no_device_memory_and_a_graph_replays_the_lookup() -> None:
     table = torch.randn(65536, 8960).bfloat16()  # 1.2 GB
     before = torch.cuda.mem_get_info()[0]
