@@ -135,15 +135,18 @@ LEFT_BEHIND = 128 + signal.SIGTERM
 @contextmanager
 def in_state(state: str, drain_s: float) -> Iterator[tuple[Served, list[Future[httpx.Response]]]]:
     """A server, and what its clients wait for: answers to three requests where one runs and two wait, or to one in a step that hangs."""
-    num_clients = {"overloaded": 3, "stalled": 1}.get(state, 0)
     with ThreadPoolExecutor(3) as pool, process("command line", DRAIN_TIMEOUT_S=str(drain_s), **STATES[state]) as served:
         wait_for_status(served.client, "/health" if state == "loading" else "/ready", 200)
         post = partial(httpx.post, f"{served.client.base_url}/generate", timeout=60, trust_env=False)
-        answers = [pool.submit(post, json=ENDLESS | {"stream": False}) for _ in range(num_clients)]
-        if state == "overloaded":
-            wait_for_status(served.client, "/ready", 503)
-        while state == "stalled" and served.client.get("/health").json()["status"] != "ok":
+        ask = partial(pool.submit, post, json=ENDLESS | {"stream": False})
+        answers = [ask()] if state in ("overloaded", "stalled") else []
+        while answers and served.client.get("/health").json()["status"] != "ok":
             time.sleep(0.02)
+        if state == "overloaded":
+            while not served.client.get("/scheduler/stats").json()["active_rows"]:
+                time.sleep(0.02)
+            answers += [ask(), ask()]  # the queue has room for as many, now that the first has left it
+            wait_for_status(served.client, "/ready", 503)
         yield served, answers
 
 
