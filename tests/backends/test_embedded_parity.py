@@ -19,6 +19,7 @@ from inference_server.config import Settings
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 
 NEW_TOKENS = 64
+ALONE_TOKENS = 24
 BATCH = 8
 TEXTS = [
     "The capital of France is",
@@ -80,6 +81,7 @@ def test_batched_generation_is_that_of_transformers(
 def test_generation_alone_gives_the_same_tokens(
     driver: PagedDriver, prompts: list[list[int]], batched: tuple[list[list[int]], list[Tensor]]
 ) -> None:
+    """The first of them, which go beyond the end of a block: a step that reads all weights for one row is the dearest there is."""
     for prompt, tokens in zip(prompts, batched[0], strict=True):
         driver.sampler.logits.clear()
-        assert driver.generate([prompt], NEW_TOKENS) == [tokens]
+        assert driver.generate([prompt], ALONE_TOKENS) == [tokens[:ALONE_TOKENS]]

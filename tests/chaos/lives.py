@@ -53,7 +53,7 @@ def attacked(model: str, seed: str, folder: Path, **settings: str) -> Iterator[t
 async def stormy(target: Target, seed: str, seconds: float, num_clients: int) -> list[State]:
     """What the server holds at rest, after each of six or more equal parts of the storm."""
     await warm_up(target)
-    states, rounds = [], max(6, round(seconds / 15))
+    states, rounds = [], max(6, round(seconds / 30))
     for number in range(rounds):
         stop = asyncio.Event()
         asyncio.get_running_loop().call_later(seconds / rounds, stop.set)

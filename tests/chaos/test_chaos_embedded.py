@@ -13,6 +13,6 @@ from lives import CLIENTS, attacked, ended_by_signals, stormy
 @pytest.mark.timeout(1500)
 def test_a_storm_leaves_nothing_behind(chaos_seconds: float | None, chaos_seed: str, tmp_path: Path) -> None:
     with attacked("embedded", chaos_seed, tmp_path) as (target, child):
-        states = asyncio.run(stormy(target, chaos_seed, chaos_seconds or 180.0, CLIENTS["embedded"]))
+        states = asyncio.run(stormy(target, chaos_seed, chaos_seconds or 120.0, CLIENTS["embedded"]))
         asyncio.run(ended_by_signals(target, random.Random(chaos_seed), CLIENTS["embedded"], child, number=1))
     assert not leaks(states)
