@@ -150,7 +150,7 @@ def test_refusals_are_counted_apart() -> None:
 def test_the_server_s_own_histograms_agree() -> None:
     """Medians fall into the same bucket or its neighbour: what the client sees is later by what lies between."""
     with serving(step_time_s=0.06) as server:
-        run = asyncio.run(closed_loop(target(server), SHORT, clients=4, warmup_s=0.0, duration_s=1.5))
+        run = asyncio.run(closed_loop(target(server), SHORT, clients=4, warmup_s=0.0, duration_s=3.0))
         families = {f.name: f for f in text_string_to_metric_families(server.client.get("/metrics").text)}
     summary = summarise(run)
     tokens = sum(r.output_tokens for r in run.records)
