@@ -16,9 +16,9 @@ from multiprocessing import get_context
 
 import torch
 
-from inference_server.kernels.attention_tuning import DecodeLaunch, PrefillLaunch, decode_launch, prefill_launch
-from inference_server.kernels.decode_attention import decode_attention
-from inference_server.kernels.prefill_attention import prefill_attention
+from inference_server.kernels.gpu.attention_tuning import DecodeLaunch, PrefillLaunch, decode_launch, prefill_launch
+from inference_server.kernels.gpu.decode_attention import decode_attention
+from inference_server.kernels.gpu.prefill_attention import prefill_attention
 from inference_server.kernels.reference import paged_attention
 
 BYTES_PER_S, FLOPS = 4.27e12, 774e12  # of an H200: copies, bf16 matrix products

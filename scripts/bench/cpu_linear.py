@@ -12,8 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from inference_server.kernels.cpu_linears import CpuLinears
-from inference_server.kernels.cpu_vectors import cpu_features, vector_unit
+from inference_server.kernels.cpu.linears import CpuLinears
+from inference_server.kernels.cpu.vectors import cpu_features, vector_unit
 from inference_server.kernels.quantize import quantize_weight
 from inference_server.kernels.reference import StockLinear
 

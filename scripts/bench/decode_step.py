@@ -20,11 +20,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.kernels import reference
-from inference_server.kernels.linear import TritonLinear
+from inference_server.kernels.gpu.linear import TritonLinear
+from inference_server.kernels.gpu.ops import TritonOps
 from inference_server.kernels.ops import PLAIN, Epilogue, Ops
 from inference_server.kernels.quantize import QuantizedWeight, quantize_weight
 from inference_server.kernels.step_rows import StepRows
-from inference_server.kernels.triton_ops import TritonOps
 from inference_server.models.attention import AttentionMetadata, GroupMetadata
 from inference_server.models.registry import Model, find_family
 from inference_server.models.weights import RandomTensors, Weights

@@ -8,8 +8,8 @@ import torch
 from graph_timer import graph_ms
 from torch import Tensor
 
-from inference_server.kernels import experts
-from inference_server.kernels.launch import LaunchConfig, table_key
+from inference_server.kernels.gpu import experts
+from inference_server.kernels.gpu.launch import LaunchConfig, table_key
 from inference_server.kernels.ops import Activation
 from inference_server.kernels.reference import moe_experts
 

@@ -1,4 +1,4 @@
-"""Times the launch configurations of the small-batch linear kernels on this card and writes the best into `kernels/launch_table.json`.
+"""Times the launch configurations of the small-batch linear kernels on this card and writes the best into `kernels/gpu/launch_table.json`.
 
     python scripts/bench/tune_triton_launch.py [gemma4-e2b ...] [--rows 1 16 32 64 256] [--shapes 24576x1536] [--int8] [--experts 1 8 32]
 
@@ -22,11 +22,11 @@ from model_shapes import shapes_of
 from torch import Tensor
 
 from inference_server.kernels import reference
-from inference_server.kernels.few_rows import few_rows
-from inference_server.kernels.fused_norm import add_norm
-from inference_server.kernels.launch import TABLE_PATH, LaunchConfig, table_key
-from inference_server.kernels.linear import TritonLinear, operation
-from inference_server.kernels.one_row import one_row
+from inference_server.kernels.gpu.few_rows import few_rows
+from inference_server.kernels.gpu.fused_norm import add_norm
+from inference_server.kernels.gpu.launch import TABLE_PATH, LaunchConfig, table_key
+from inference_server.kernels.gpu.linear import TritonLinear, operation
+from inference_server.kernels.gpu.one_row import one_row
 from inference_server.kernels.ops import AddNorm, Epilogue
 from inference_server.kernels.quantize import QuantizedWeight, quantize_weight
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inference_server.backends import model_loading
 from inference_server.kernels import reference
-from inference_server.kernels.cpu_ops import CpuOps
+from inference_server.kernels.cpu.ops import CpuOps
 from inference_server.kernels.ops import PLAIN, Epilogue, FusedLinear
 
 

@@ -9,7 +9,7 @@ from paged_driver import PagedDriver
 
 from inference_server.checkpoints.embedded import prepare_embedded
 from inference_server.config import Settings
-from inference_server.kernels.cpu_ops import CpuOps
+from inference_server.kernels.cpu.ops import CpuOps
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 

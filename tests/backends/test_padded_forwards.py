@@ -13,7 +13,7 @@ from inference_server.backends import model_loading, model_runner
 from inference_server.backends.cuda_graph_pool import GraphSizes
 from inference_server.backends.staged_rows import StepShape
 from inference_server.core.plan import StepPlan
-from inference_server.kernels.triton_ops import TritonOps
+from inference_server.kernels.gpu.ops import TritonOps
 
 SIZES = GraphSizes(rows=(1, 3), tokens=(8, 20))
 FEW = 2

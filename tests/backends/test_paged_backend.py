@@ -15,7 +15,7 @@ from inference_server.checkpoints.safetensors_reader import open_checkpoint
 from inference_server.core.errors import EngineDeadError, ModelLoadError, StepFailedError
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.plan import BlockCopy, StepPlan
-from inference_server.kernels.cpu_ops import CpuOps
+from inference_server.kernels.cpu.ops import CpuOps
 from inference_server.kernels.select_ops import select_ops
 
 NEW_TOKENS = 10

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from inference_server.kernels.cpu_jit import can_compile
-from inference_server.kernels.cpu_vectors import VectorUnit, cpu_features, vector_unit
+from inference_server.kernels.cpu.jit import can_compile
+from inference_server.kernels.cpu.vectors import VectorUnit, cpu_features, vector_unit
 from inference_server.kernels.ops import Linear
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 pytest.importorskip("triton", reason="triton is not installed: its kernels exist on Linux only")
 
 from inference_server.kernels import reference
-from inference_server.kernels.attention_mass import TritonMassAttention
+from inference_server.kernels.gpu.attention import TritonAttention
+from inference_server.kernels.gpu.attention_mass import TritonMassAttention
 from inference_server.kernels.step_rows import StepRows
-from inference_server.kernels.triton_attention import TritonAttention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from inference_server.kernels.attention_tuning import MAX_SPLITS, DecodeLaunch, decode_launch, prefill_launch
+from inference_server.kernels.gpu.attention_tuning import MAX_SPLITS, DecodeLaunch, decode_launch, prefill_launch
 
 LAUNCH = DecodeLaunch(block_n=32, num_warps=4, num_stages=2, programs=132, min_keys=64, long_keys=1024)
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from inference_server.kernels import reference
-from inference_server.kernels.cpu_int8 import GROUP, Int8Linear, int8_kernel, quantize_kernel
-from inference_server.kernels.cpu_jit import CompiledKernel, can_compile, compile_kernels
-from inference_server.kernels.cpu_linears import CpuLinears
-from inference_server.kernels.cpu_vectors import VectorUnit, cpu_features, vector_unit
+from inference_server.kernels.cpu.int8 import GROUP, Int8Linear, int8_kernel, quantize_kernel
+from inference_server.kernels.cpu.jit import CompiledKernel, can_compile, compile_kernels
+from inference_server.kernels.cpu.linears import CpuLinears
+from inference_server.kernels.cpu.vectors import VectorUnit, cpu_features, vector_unit
 from inference_server.kernels.quantize import QuantizedWeight, quantize_groups, quantize_weight
 
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from inference_server.kernels import cpu_jit, reference
-from inference_server.kernels.cpu_ops import CpuOps, compile_cpu_ops
-from inference_server.kernels.cpu_vectors import cpu_features, vector_unit
+from inference_server.kernels import reference
+from inference_server.kernels.cpu import jit
+from inference_server.kernels.cpu.ops import CpuOps, compile_cpu_ops
+from inference_server.kernels.cpu.vectors import cpu_features, vector_unit
 from inference_server.kernels.ops import Activation, AddNorm, KVSlots
 from inference_server.kernels.step_rows import StepRows
 
@@ -181,7 +182,7 @@ def test_decode_attention_is_the_same_bits_in_every_batch_and_thread_count(ops: 
         alone = ops.bind_attention(cache.tables[one], step_rows([(1, lengths[row])]), cache.window, cache.block_size)
         assert torch.equal(alone(q[one], cache.key, cache.value, 0.3), together[one])
     threads = torch.get_num_threads()
-    monkeypatch.setattr(cpu_jit, "GRAIN", 1)
+    monkeypatch.setattr(jit, "GRAIN", 1)
     try:
         for count in (1, 2, 16):
             torch.set_num_threads(count)

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from triton_cases import DEVICE, randn, tl, triton
 
-from inference_server.kernels import draw as draw_module
-from inference_server.kernels.draw import draw, greedy
+from inference_server.kernels.gpu import draw as draw_module
+from inference_server.kernels.gpu.draw import draw, greedy
 from inference_server.sampling.noise import gumbel, hash_tokens, row_keys, uniform
 
 POSITIONS = [3, 0, 77, 2**20]

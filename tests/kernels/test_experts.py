@@ -5,10 +5,10 @@ import torch
 from triton_cases import DEVICE, assert_near, randn, weights
 
 from inference_server.kernels import reference
-from inference_server.kernels.expert_blocks import expert_blocks
-from inference_server.kernels.experts import TritonExperts
+from inference_server.kernels.gpu.expert_blocks import expert_blocks
+from inference_server.kernels.gpu.experts import TritonExperts
+from inference_server.kernels.gpu.route import route
 from inference_server.kernels.ops import Activation
-from inference_server.kernels.route import route
 
 
 @pytest.mark.parametrize("tokens, num_experts, top_k", [(1, 8, 2), (3, 12, 3), (2, 128, 8)])

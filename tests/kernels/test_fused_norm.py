@@ -5,7 +5,7 @@ import torch
 from triton_cases import assert_near, norm_weight, randn
 
 from inference_server.kernels import reference
-from inference_server.kernels.fused_norm import add_norm
+from inference_server.kernels.gpu.fused_norm import add_norm
 from inference_server.kernels.ops import AddNorm
 
 

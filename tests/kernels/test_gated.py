@@ -6,7 +6,7 @@ from triton_cases import assert_near, randn
 
 from inference_server.kernels import reference
 from inference_server.kernels.composed import activate
-from inference_server.kernels.gated import gated, gated_by, softcapped
+from inference_server.kernels.gpu.gated import gated, gated_by, softcapped
 from inference_server.kernels.ops import Activation
 
 

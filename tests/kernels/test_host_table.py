@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 from triton_cases import DEVICE
 
-from inference_server.kernels.host_table import HostTable
+from inference_server.kernels.gpu.host_table import HostTable
 
 assert_equal = partial(torch.testing.assert_close, rtol=0, atol=0)
 

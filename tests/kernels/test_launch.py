@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from inference_server.kernels import launch
-from inference_server.kernels.launch import TABLE_PATH, LaunchConfig, tuning
+from inference_server.kernels.gpu import launch
+from inference_server.kernels.gpu.launch import TABLE_PATH, LaunchConfig, tuning
 
 DEFAULT = LaunchConfig(1, 64, 1)
 CUDA = torch.device("cuda")

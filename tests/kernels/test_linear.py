@@ -4,12 +4,13 @@ import pytest
 import torch
 from triton_cases import assert_near, exact_after, exact_linear, norm_weight, randn, weights
 
-from inference_server.kernels import linear, reference
-from inference_server.kernels.few_rows import few_rows
-from inference_server.kernels.fused_norm import add_norm
-from inference_server.kernels.launch import LaunchConfig
-from inference_server.kernels.linear import TritonLinear, operation
-from inference_server.kernels.one_row import one_row
+from inference_server.kernels import reference
+from inference_server.kernels.gpu import linear
+from inference_server.kernels.gpu.few_rows import few_rows
+from inference_server.kernels.gpu.fused_norm import add_norm
+from inference_server.kernels.gpu.launch import LaunchConfig
+from inference_server.kernels.gpu.linear import TritonLinear, operation
+from inference_server.kernels.gpu.one_row import one_row
 from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Epilogue
 from inference_server.kernels.quantize import quantize_weight
 

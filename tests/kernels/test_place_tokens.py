@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed: its kernels exist on Linux only")
 
 from inference_server.kernels import reference
-from inference_server.kernels.place_tokens import place_tokens
+from inference_server.kernels.gpu.place_tokens import place_tokens
 from inference_server.kernels.step_rows import StepRows, TokenPlaces
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -8,7 +8,7 @@ from torch import Tensor
 from triton_cases import DEVICE
 
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.kernels.restricted_draw import CANDIDATES, restricted_draw
+from inference_server.kernels.gpu.restricted_draw import CANDIDATES, restricted_draw
 from inference_server.sampling.bisection import allowed_mask
 from inference_server.sampling.noise import gumbel, hash_tokens, row_keys
 from inference_server.sampling.nucleus import fixed_point_top_p

@@ -5,8 +5,8 @@ import torch
 from triton_cases import DEVICE, assert_near, norm_weight, randn
 
 from inference_server.kernels import reference
+from inference_server.kernels.gpu.rope_kv import norm_rotate_store, rotary_angles
 from inference_server.kernels.ops import KVSlots
-from inference_server.kernels.rope_kv import norm_rotate_store, rotary_angles
 
 BLOCK = 4
 

@@ -7,11 +7,11 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed: its kernels exist on Linux only")
 
-from inference_server.kernels.attention_tuning import DecodeLaunch, PrefillLaunch
-from inference_server.kernels.decode_attention import decode_attention
-from inference_server.kernels.prefill_attention import prefill_attention
+from inference_server.kernels.gpu.attention import TritonAttention
+from inference_server.kernels.gpu.attention_tuning import DecodeLaunch, PrefillLaunch
+from inference_server.kernels.gpu.decode_attention import decode_attention
+from inference_server.kernels.gpu.prefill_attention import prefill_attention
 from inference_server.kernels.step_rows import StepRows
-from inference_server.kernels.triton_attention import TritonAttention
 
 SPLIT = DecodeLaunch(block_n=16, num_warps=4, num_stages=1, programs=64, min_keys=16, long_keys=64)
 SMALL_TILES = PrefillLaunch(block_m=16, block_n=16, num_warps=4, num_stages=1, value_dim=16)

@@ -10,10 +10,11 @@ from transformers import PreTrainedModel
 
 pytest.importorskip("triton", reason="triton is not installed: its kernels exist on Linux only")
 
-from inference_server.kernels import linear, reference
-from inference_server.kernels.launch import LaunchConfig, tuning
+from inference_server.kernels import reference
+from inference_server.kernels.gpu import linear
+from inference_server.kernels.gpu.launch import LaunchConfig, tuning
+from inference_server.kernels.gpu.ops import TritonOps
 from inference_server.kernels.ops import Ops
-from inference_server.kernels.triton_ops import TritonOps
 from inference_server.models.registry import Model, find_family
 from inference_server.models.weights import Weights
 

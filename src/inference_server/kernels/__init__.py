@@ -1,1 +1,1 @@
-"""The operations a forward is made of: one file an operation, and the pure PyTorch reference of all of them."""
+"""The operations a forward is made of (`Ops`), their definition in plain PyTorch, and the sets that are faster: `cpu/` and `gpu/`."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inference_server.core.errors import ModelLoadError
 from inference_server.kernels import reference
-from inference_server.kernels.cpu_ops import compile_cpu_ops
+from inference_server.kernels.cpu.ops import compile_cpu_ops
 from inference_server.kernels.ops import Ops
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 def select_ops(device: torch.device, dtype: torch.dtype) -> Ops:
     """dtype: of the weights and the KV cache."""
     if device.type == "cuda" and find_spec("triton"):
-        from inference_server.kernels.triton_ops import TritonOps
+        from inference_server.kernels.gpu.ops import TritonOps
 
         return TritonOps(dtype)
     compiled = compile_cpu_ops() if device.type == "cpu" and dtype == torch.bfloat16 else None
@@ -33,6 +33,6 @@ def select_host_table(device: torch.device) -> Callable[[Tensor], Callable[[Tens
         return None
     if not find_spec("triton"):
         raise ModelLoadError("PLE_OFFLOAD needs Triton, which is not installed")
-    from inference_server.kernels.host_table import HostTable
+    from inference_server.kernels.gpu.host_table import HostTable
 
     return partial(HostTable, device=device)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inference_server.core.request import ScheduledRequest
-from inference_server.kernels.penalties import apply_penalties
+from inference_server.kernels.gpu.penalties import apply_penalties
 from inference_server.sampling.token_rows import SamplingRows
 
 _BITS = 32

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from inference_server.core.sampling_params import SamplingParams
-from inference_server.kernels.draw import draw, greedy
-from inference_server.kernels.restricted_draw import restricted_draw
+from inference_server.kernels.gpu.draw import draw, greedy
+from inference_server.kernels.gpu.restricted_draw import restricted_draw
 from inference_server.sampling.noise import keys_at, mix_seeds
 from inference_server.sampling.nucleus import TOP_P_BITS, fixed_point_top_p
 

@@ -1,0 +1,1 @@
+"""`TritonOps` and its kernels, one file an operation, with the launches that were measured; and what sampling does on the device."""
