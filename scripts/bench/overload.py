@@ -41,7 +41,7 @@ async def offer(url: str, rate: float, seconds: float, body: dict[str, Any]) -> 
     async def one(due: float) -> Outcome:
         sent = time.perf_counter()
         try:
-            connection = idle.pop() if idle else await asyncio.open_connection(address.hostname, address.port)
+            connection = _pop_open(idle) or await asyncio.open_connection(address.hostname, address.port)
             status = await _exchange(connection, head.encode() + content)
         except (OSError, asyncio.IncompleteReadError):
             return Outcome(due, time.perf_counter() - sent, 0)
@@ -57,6 +57,16 @@ async def offer(url: str, rate: float, seconds: float, body: dict[str, Any]) -> 
     for _, writer in idle:
         writer.close()
     return outcomes
+
+
+def _pop_open(idle: list[Connection]) -> Connection | None:
+    """The one used last, unless the server has closed it: it does so with those that were idle for long."""
+    while idle:
+        reader, writer = idle.pop()
+        if not reader.at_eof():
+            return reader, writer
+        writer.close()
+    return None
 
 
 async def _exchange(connection: Connection, request: bytes) -> int:
@@ -98,7 +108,8 @@ def main() -> None:
     outcomes = asyncio.run(offer(args.url, args.rate, args.seconds, body))
     refused = [outcome.seconds * 1000 for outcome in outcomes if outcome.status == 429]
     half = args.seconds / 2
-    print(f"{len(outcomes)} requests, {len(refused)} refused: p50 {quantile(refused, 0.5):.1f} ms, p99 {quantile(refused, 0.99):.1f} ms")
+    shares = ", ".join(f"{name} {quantile(refused, share):.1f} ms" for name, share in (("p50", 0.5), ("p99", 0.99), ("longest", 1.0)))
+    print(f"{len(outcomes)} requests, {len(refused)} refused: {shares}")
     for name, answered in (("first", [o for o in outcomes if o.sent < half]), ("second", [o for o in outcomes if o.sent >= half])):
         times = [outcome.seconds for outcome in answered if outcome.status == 200]
         print(f"answered of the {name} half: {len(times)}, p50 {quantile(times, 0.5):.2f} s, p99 {quantile(times, 0.99):.2f} s")
