@@ -37,7 +37,7 @@ def parts_of(engine: Engine) -> list[tuple[str, Any, str]]:
     ]
     if runner._graphs is not None:
         parts.append(("replay of graphs", runner._graphs, "replay"))
-        parts.append(("sample: parameters of the draw", runner._choice._device_sampler, "prepare"))
+        parts.append(("sample: parameters of the draw", runner._choice._capturable, "prepare"))
     return parts
 
 

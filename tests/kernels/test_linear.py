@@ -6,6 +6,7 @@ from triton_cases import assert_near, exact_after, exact_linear, norm_weight, ra
 
 from inference_server.kernels import reference
 from inference_server.kernels.gpu import linear
+from inference_server.kernels.gpu import one_row as one_row_module
 from inference_server.kernels.gpu.few_rows import few_rows
 from inference_server.kernels.gpu.fused_norm import add_norm
 from inference_server.kernels.gpu.launch import LaunchConfig
@@ -113,15 +114,42 @@ def test_an_int8_weight(rows: int, epilogue: Epilogue, monkeypatch: pytest.Monke
     assert_near(layer.rows(torch.tensor([3, 0], device=x.device)), exact[[3, 0]])
 
 
+@pytest.mark.parametrize("k", [96, 130])
+@pytest.mark.parametrize("outlier", [1.0, 300.0])
+def test_int8_weights_meet_one_row_in_fixed_point_finer_than_bfloat16(k: int, outlier: float) -> None:
+    """Of a row whose largest number the weights ignore; one whose length is not a number of words is multiplied as it is."""
+    torch.manual_seed(0)
+    x, quantized = randn(1, k, dtype=BF16), quantize_weight(weights(24, k))
+    x[0, 5], quantized.values[:, 5] = outlier, 0
+    y = one_row(None, x, None, quantized.values, Epilogue(out_dtype=FP32), None, CONFIG, quantized.scales)[1].double()
+    exact = x.double() @ (quantized.values.double() * quantized.scales[:, None].double()).T
+    assert (y - exact).norm() <= exact.norm() * (1e-4 if outlier == 1.0 else 2**-9)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_no_number_stays_visible_in_fixed_point(bad: float) -> None:
+    x, quantized = randn(1, 96, dtype=BF16), quantize_weight(weights(24, 96))
+    x[0, 40] = bad
+    y = one_row(None, x, None, quantized.values, PLAIN, None, CONFIG, quantized.scales)[1]
+    assert not y.isfinite().any()
+
+
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize(
     "config", [LaunchConfig(1, 64, 1), LaunchConfig(4, 16, 2), LaunchConfig(16, 32, 4), LaunchConfig(2, 32, 1, programs=5)]
 )
-def test_one_row_in_bfloat16_whatever_the_block_sizes(config: LaunchConfig) -> None:
+def test_one_row_in_bfloat16_whatever_the_block_sizes(config: LaunchConfig, int8: bool) -> None:
     torch.manual_seed(0)
     k, epilogue = 96, Epilogue(Activation.GELU_TANH, gated=True)
     x, residual, weight = randn(1, k, dtype=BF16), randn(1, k, dtype=BF16), weights(36, k, BF16)
     norm = AddNorm(norm_weight(k), norm_weight(k), 1e-6, 0.9)
-    got = one_row(residual, x, norm, weight, epilogue, None, config)
+    if int8:
+        quantized = quantize_weight(weight)
+        got = one_row(residual, x, norm, quantized.values, epilogue, None, config, quantized.scales)
+        weight = quantized.values * quantized.scales[:, None]
+    else:
+        got = one_row(residual, x, norm, weight, epilogue, None, config)
     for mine, expected in zip(got, exact_after(residual, x, norm, weight, epilogue), strict=True):
         assert_near(mine, expected)
 
@@ -230,3 +258,14 @@ def test_real_shapes_in_int8(rows: int, n: int, k: int, epilogue: Epilogue) -> N
     quantized = quantize_weight(weights(n * (2 if epilogue.gated else 1), k, BF16))
     x, exact = randn(rows, k, dtype=BF16), quantized.values * quantized.scales[:, None]
     assert_near(TritonLinear(quantized.values, epilogue, BF16, quantized.scales)(x), exact_linear(x, exact, epilogue))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [1536, 12288])
+def test_products_of_bytes_are_those_of_shifts(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    quantized, x = quantize_weight(weights(512, k)), randn(1, k, dtype=BF16)
+    layer = TritonLinear(quantized.values, PLAIN, BF16, quantized.scales)
+    by_instruction = layer(x)
+    monkeypatch.setattr(one_row_module, "multiplies_bytes", lambda _: False)
+    assert layer(x).equal(by_instruction)

@@ -64,7 +64,8 @@ class Linear(Protocol):
         ...
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Returns the weight rows `[T, K]` of `ids` `[T]`, of int8 weights in float32: the embedding lookup of a tied output head."""
+        """The embedding lookup of a tied output head: the weight rows `[T, K]` of `ids` `[T]`. Those of int8 weights are float32, or
+        rounded once to what activations are."""
         ...
 
 

@@ -1,7 +1,8 @@
 """`TritonLinear`: a product with what surrounds it on CUDA, for any number of rows.
 
 It picks the one-row kernel, the few-rows kernel or the library's product, shape by shape as the launch table says. What the library's
-call leaves out is launched beside it. An int8 weight is widened in registers by our kernels, and in memory for the library's product.
+call leaves out is launched beside it. An int8 weight is multiplied as it is for one row, widened in registers for a few, and in memory for
+the library's product.
 """
 
 from dataclasses import dataclass
@@ -71,8 +72,7 @@ class TritonLinear:
         return total, self(normed, factor)
 
     def rows(self, ids: Tensor) -> Tensor:
-        rows = F.embedding(ids, self.weight)
-        return rows if self.scales is None else rows * self.scales[ids, None]
+        return F.embedding(ids, self.weight) if self.scales is None else dequantize(self.weight, self.scales, self.dtype, ids)
 
     def _wide_weight(self) -> Tensor:
         return self.weight if self.scales is None else dequantize(self.weight, self.scales, self.dtype)

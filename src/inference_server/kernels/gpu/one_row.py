@@ -3,7 +3,8 @@
 A program takes a few output features over the whole of K in one go, so that all its weights are in flight before it waits for x; on Hopper
 that is while the kernel before still runs. Where it takes several such tiles in turn, the weights of the next are in flight while it
 multiplies by those of one. It can also do the norm and the residual addition that lie before the layer: each program repeats them, which
-costs less than a launch. Sums are in float32 and rounded once. A weight may be int8 with a float32 scale for each output feature.
+costs less than a launch. Sums are in float32 and rounded once. A weight may be int8 with a float32 scale for each output feature; it is
+multiplied as integers, by activations in 16-bit fixed point, where these come in two bytes.
 """
 
 import torch
@@ -12,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from inference_server.kernels.gpu.activations import activate, softcap
+from inference_server.kernels.gpu.fixed_point import WORD, fixed_point, multiplies_bytes, products
 from inference_server.kernels.gpu.fused_norm import changes_stream
 from inference_server.kernels.gpu.launch import LaunchConfig, overlaps_launches
 from inference_server.kernels.ops import AddNorm, Epilogue
@@ -38,12 +40,13 @@ def one_row(
     tiles = triton.cdiv(n, config.rows)
     programs = min(config.programs or tiles, tiles)
     overlap = overlaps_launches(update.device) and programs <= MAX_OVERLAPPED_PROGRAMS
+    fixed = scales is not None and update.element_size() == 2 and k % WORD == 0
     _one_row_kernel[(programs,)](
         update,
         stream,
         norm and norm.post,
         norm and norm.pre,
-        weight,
+        weight.view(torch.int32) if fixed else weight,
         scales,
         factor,
         total,
@@ -63,6 +66,8 @@ def one_row(
         ACTIVATION=epilogue.activation,
         FACTOR=factor is not None,
         SOFTCAP=epilogue.softcap,
+        PER_ELEMENT=WORD if fixed else 1,
+        BYTES=fixed and multiplies_bytes(update.device),
         OVERLAP=overlap,
         num_warps=config.num_warps,
         launch_pdl=overlap,
@@ -96,16 +101,23 @@ def _one_row_kernel(
     ACTIVATION: tl.constexpr,
     FACTOR: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    PER_ELEMENT: tl.constexpr,
+    BYTES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Tuples hold the chunks of K, each a tensor in registers: K need not be a power of two."""
+    """Tuples hold the chunks of K, each a tensor in registers: K need not be a power of two.
+
+    PER_ELEMENT: weights in what `weight` points at; several are bytes, multiplied as such.
+    """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
+    elements: tl.constexpr = K // PER_ELEMENT
+    block: tl.constexpr = BLOCK_K // PER_ELEMENT
     next_features = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    next_weights = _tile(weight, next_features, n, K, BLOCK_K)
+    next_weights = _tile(weight, next_features, n, elements, block)
     next_ups = ()
     if GATED:
-        next_ups = _tile(weight + n.to(tl.int64) * K, next_features, n, K, BLOCK_K)
+        next_ups = _tile(weight + n.to(tl.int64) * elements, next_features, n, elements, block)
     post_weights = ()
     pre_weights = ()
     if POST:
@@ -136,21 +148,23 @@ def _one_row_kernel(
         values = summed
     if PRE:
         values = _normed(values, pre_weights, eps, K, BLOCK_K, dtype)
+    if PER_ELEMENT > 1:
+        values = fixed_point(values, block)
 
     for turn in tl.static_range(TURNS):
         features, weights, ups = next_features, next_weights, next_ups
         if turn + 1 < TURNS:
             next_features = features + tl.num_programs(0) * ROWS
-            next_weights = _tile(weight, next_features, n, K, BLOCK_K)
+            next_weights = _tile(weight, next_features, n, elements, block)
             if GATED:
-                next_ups = _tile(weight + n.to(tl.int64) * K, next_features, n, K, BLOCK_K)
+                next_ups = _tile(weight + n.to(tl.int64) * elements, next_features, n, elements, block)
         valid = features < n
-        result = _products(weights, values, ROWS, BLOCK_K)
+        result = _products(weights, values, ROWS, block, PER_ELEMENT, BYTES)
         if scales is not None:
             result *= tl.load(scales + features, mask=valid, other=0.0)
         result = activate(result, ACTIVATION)
         if GATED:
-            up = _products(ups, values, ROWS, BLOCK_K)
+            up = _products(ups, values, ROWS, block, PER_ELEMENT, BYTES)
             if scales is not None:
                 up *= tl.load(scales + n + features, mask=valid, other=0.0)
             result *= up
@@ -163,7 +177,7 @@ def _one_row_kernel(
 
 @triton.jit
 def _tile(weight, features, n, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Rows of the weight, as a tuple of chunks [rows, BLOCK_K]."""
+    """Rows of the weight, as a tuple of chunks [rows, BLOCK_K]; K and BLOCK_K in what `weight` points at."""
     tile = ()
     for k in tl.static_range(0, K, BLOCK_K):
         columns = k + tl.arange(0, BLOCK_K)
@@ -174,11 +188,16 @@ def _tile(weight, features, n, K: tl.constexpr, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
-def _products(weights, values, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
-    products = tl.zeros((ROWS, BLOCK_K), tl.float32)
-    for i in tl.static_range(len(values)):
-        products += weights[i].to(tl.float32) * values[i][None, :]
-    return tl.sum(products, 1)
+def _products(weights, values, ROWS: tl.constexpr, BLOCK: tl.constexpr, PER_ELEMENT: tl.constexpr, BYTES: tl.constexpr):
+    """Of rows of the weight by the values, or by what `fixed_point` made of them: float32 [ROWS]."""
+    if PER_ELEMENT > 1:
+        result = products(weights, values, ROWS, BLOCK, BYTES)
+    else:
+        sums = tl.zeros((ROWS, BLOCK), tl.float32)
+        for i in tl.static_range(len(values)):
+            sums += weights[i].to(tl.float32) * values[i][None, :]
+        result = tl.sum(sums, 1)
+    return result
 
 
 @triton.jit
