@@ -55,8 +55,6 @@ def decode_attention(
     part_lse = torch.empty((num_rows, num_heads, num_splits), dtype=torch.float32, device=q.device)
     early = overlaps_launches(q.device)
     overlapping = {"launch_pdl": True} if early else {}
-    # For one row it was measured slower: its products fill the card with weights to come, and programs that wait seem to be in the way.
-    chained = early and num_rows > 1
     constants = {"WINDOW": window or 0, "BLOCK_N": launch.block_n, "HEAD_DIM": head_dim, "EARLY": early}
     _decode_kernel[(num_splits, num_kv_heads, num_rows)](
         q,
@@ -79,7 +77,7 @@ def decode_attention(
         GROUP=group,
         ROWS=rows_padded,
         **constants,
-        **(overlapping if chained else {}),
+        **overlapping,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
     )
@@ -97,7 +95,6 @@ def decode_attention(
             *out.stride()[:2],
             SPLITS=FEW_SPLITS if few else MAX_SPLITS,
             DIMS=dims,
-            CHAINED=chained,
             **constants,
             **overlapping,
             num_warps=4,
@@ -218,15 +215,13 @@ def _reduce_kernel(
     SPLITS: tl.constexpr,
     DIMS: tl.constexpr,
     EARLY: tl.constexpr,
-    CHAINED: tl.constexpr,
 ):
-    if CHAINED:
-        gdc_launch_dependents()
     row, head = tl.program_id(0), tl.program_id(1)
     token, next_token, length = tl.load(cu_seqlens_ptr + row), tl.load(cu_seqlens_ptr + row + 1), tl.load(seq_lens_ptr + row)
     _, _, num_splits = parts_of_row(length, max_splits, min_keys, WINDOW, BLOCK_N)
     if EARLY:
         gdc_wait()  # metadata was there before; what follows is the other kernel's
+        gdc_launch_dependents()  # not before: the weights that these load would be in the way of keys and values
     if (next_token - token != 1) | (num_splits == 1):
         return
     split = tl.arange(0, SPLITS)

@@ -110,8 +110,8 @@ def _norm_rotate_store_kernel(
 ):
     """Grid: tokens, TOKENS a program; heads: q heads, then k heads, then v heads."""
     if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()  # attention would else wait on the card while the projection before still reads weights
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
     there = token < tokens
     head = tl.program_id(1)
