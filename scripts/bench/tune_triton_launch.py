@@ -130,14 +130,15 @@ def cases(rows: int, n: int, k: int, epilogue: Epilogue, int8: bool) -> Iterator
 def candidates(case: Case) -> Iterator[LaunchConfig]:
     matrices, size = 2 if case.epilogue.gated else 1, 1 if case.int8 else 2
     if case.rows == 1:
-        for rows, block_k, warps in itertools.product((1, 2, 4, 8, 16), (256, 512, 1024, 2048), (2, 4, 8) if case.k > 4096 else (2, 4)):
-            per_thread = rows * case.k * matrices // (warps * 32)
+        many_rows, many_warps = (1, 2, 4, 8, 16, 32), (2, 4, 8) if case.k > 1536 else (2, 4)
+        for rows, block_k, warps in itertools.product(many_rows, (256, 512, 1024, 2048), many_warps):
+            bytes_per_thread = rows * case.k * matrices * size // (warps * 32)
             chunked = block_k >= 512 or case.k <= 256
-            if case.k % block_k == 0 and chunked and 24 <= per_thread <= 192 and rows * block_k >= warps * 256:
+            if case.k % block_k == 0 and chunked and 24 <= bytes_per_thread <= 384 and rows * block_k >= warps * 256:
                 yield LaunchConfig(rows, block_k, warps)
                 tiles = case.n // matrices // rows
                 for turns in (2, 3, 4):
-                    if tiles >= 2 * turns * PROCESSORS and case.n * case.k >= TURNS_FROM:
+                    if tiles >= turns * PROCESSORS and case.n * case.k >= TURNS_FROM:
                         yield LaunchConfig(rows, block_k, warps, programs=-(-tiles // turns))
         return
     if case.rows >= 64:
