@@ -24,8 +24,8 @@ def multiplies_bytes(device: torch.device) -> bool:
 def fixed_point(values, WORDS: tl.constexpr):
     """values: a tuple of chunks float32 [4 * WORDS]. Returns their bytes, a tuple of int64 [WORDS], and what a step is worth, fp32 [WORDS].
 
-    Eight bytes are the high ones, signed, of four neighbours, and below them the low ones, unsigned: so both move between threads at once.
-    Where a number is NaN or infinite, so is the step.
+    Eight bytes are the high ones of four neighbours, signed, above the low ones, unsigned: thus both move between threads at once. Where a
+    number is NaN or infinite, its step is too.
     """
     largest = tl.zeros((WORDS,), tl.float32)
     for i in tl.static_range(len(values)):
