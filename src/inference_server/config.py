@@ -87,7 +87,9 @@ class Settings(BaseSettings):
     prefill_mode: PrefillMode = Field(
         PrefillMode.MIXED, description="monolithic, chunked, batched or mixed (prefill chunks and decodes in one forward)"
     )
-    prefill_chunk_size: int = Field(512, gt=0, description="Most prompt tokens of one request in one forward")
+    prefill_chunk_size: int | None = Field(
+        None, gt=0, description="Most prompt tokens of one request in one forward; unset: on CUDA MAX_BATCHED_TOKENS, else 512"
+    )
     unnoticed_itl_ms: float = Field(
         10.0, ge=0, description="Prompts at most double the time between others' tokens, or bring it to this; 0: never more than double"
     )

@@ -11,7 +11,7 @@ from inference_server.core.kv_layout import LayerGroup
 from inference_server.core.model_spec import GenerationDefaults, ModelSpec
 from inference_server.core.options import CacheOptions, ModelOptions, SchedulerOptions
 from inference_server.engine.generation_defaults import generation_defaults
-from inference_server.engine.model_loader import HOST_ARENA_BYTES, ModelLoader, kv_layout
+from inference_server.engine.model_loader import HOST_ARENA_BYTES, SLOW_CHUNK_TOKENS, ModelLoader, kv_layout, scheduler_options
 from inference_server.tokenization.tokenizer import ByteTokenizer
 
 SPEC = ModelSpec("a", 10, 100, (LayerGroup((0, 1), 1, 64, 2),), "cuda:0", "bfloat16", 1, free_bytes=100 * 2**30)
@@ -35,6 +35,12 @@ def test_a_number_of_blocks_wins() -> None:
 def test_no_memory_is_one_clear_line() -> None:
     with pytest.raises(ModelLoadError, match=r"^no memory for a KV pool: 0 MiB on cuda:0; set KV_CACHE_NUM_BLOCKS$"):
         kv_layout(CacheOptions(), replace(SPEC, free_bytes=0))
+
+
+@pytest.mark.parametrize(("device", "named", "limit"), [("cuda:0", None, None), ("cpu", None, SLOW_CHUNK_TOKENS), ("cpu", 2048, 2048)])
+def test_a_prompt_is_cut_by_the_device_unless_a_limit_is_named(device: str, named: int | None, limit: int | None) -> None:
+    options = SchedulerOptions(max_batched_tokens=8192, prefill_chunk_size=named)
+    assert scheduler_options(options, replace(SPEC, device=device)) == replace(options, prefill_chunk_size=limit)
 
 
 def write_config(folder: Path, vocab_size: int) -> None:

@@ -145,7 +145,7 @@ class Driver:
         if mode is not PrefillMode.MIXED:
             assert not (prefills and len(prefills) < len(plan)), "prompts and decodes share a step"
         if mode in (PrefillMode.MIXED, PrefillMode.CHUNKED):
-            assert max(prefills, default=0) <= options.prefill_chunk_size
+            assert max(prefills, default=0) <= (options.prefill_chunk_size or options.max_batched_tokens)
             assert plan.num_tokens <= options.max_batched_tokens
         else:
             assert plan.num_tokens <= options.max_batched_tokens or len(plan) == 1

@@ -72,13 +72,14 @@ class CacheOptions:
 class SchedulerOptions:
     """Limits of one step. Budgets are in tokens.
 
+    prefill_chunk_size: of one prompt in one step; None for no limit but that of the step.
     unnoticed_itl_ms: a time between tokens, in milliseconds, that prompts beside decoding requests may always take up.
     """
 
     max_batch_size: int = 64
     max_batched_tokens: int = 2048
     prefill_mode: PrefillMode = PrefillMode.MIXED
-    prefill_chunk_size: int = 512
+    prefill_chunk_size: int | None = None
     unnoticed_itl_ms: float = 10.0
     scheduling_policy: PolicyName = PolicyName.FAIR
 

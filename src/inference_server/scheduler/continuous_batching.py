@@ -59,7 +59,7 @@ class ContinuousBatchScheduler:
         mode = options.prefill_mode
         self._mode = PrefillMode.CHUNKED if mode is PrefillMode.MIXED and not supports_mixed else mode
         self._in_chunks = in_chunks = self._mode in (PrefillMode.MIXED, PrefillMode.CHUNKED)
-        self._chunk = min(options.prefill_chunk_size, options.max_batched_tokens)
+        self._chunk = min(options.prefill_chunk_size or options.max_batched_tokens, options.max_batched_tokens)
         self.max_request_tokens = cache.max_request_tokens(self._chunk if in_chunks else None)
         # No chunk is longer than any sequence that fits, so this is "no limit" where prompts are computed whole.
         max_chunk = self._chunk if in_chunks else self.max_request_tokens
