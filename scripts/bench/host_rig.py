@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,29 +50,31 @@ class Replays:
             self._ids.copy_(next(self._words))
 
 
-def create_engine(tokenizer: TokenizerLike, words: torch.Tensor, clock: StepClock, max_len: int) -> Engine:
+def load_model(tokenizer: TokenizerLike, words: torch.Tensor, max_len: int, template: str = "") -> LoadedModel:
     """What `PagedBackend` makes at load and in `allocate`, with a model that is not there. words: see `Replays`."""
     model = ModelOptions("none", None, Path(), device="cpu", max_batch_size=MAX_ROWS, max_batched_tokens=MAX_TOKENS)
     blocks = MAX_ROWS * (max_len // BLOCK_SIZE + 2)
+    backend: Any = PagedBackend(model, Path(), lambda folder: None, lambda logits, rows: None)  # type: ignore[arg-type,return-value]
+    no_model = SimpleNamespace(drops_unsampled=True)
+    backend._model = SimpleNamespace(model=no_model, dtype=torch.bfloat16, max_model_len=max_len, ops=None)
+    backend._returns = Returns(MAX_ROWS, torch.device("cpu"))
+    layout = KVLayout.from_num_blocks(GROUPS, BLOCK_SIZE, blocks)
+    backend._prepare(layout)
+    runner = backend._runner
+    runner._hidden = torch.zeros(MAX_ROWS, 1)
+    runner._sizes = sizes = GraphSizes.choose(MAX_ROWS, MAX_TOKENS)
+    runner._choice._sizes = sizes.rows
+    runner._choice._capturable = DeviceSampler(MAX_ROWS, VOCAB_SIZE, torch.device("cpu"))
+    runner._graphs = Replays(runner._choice._ids, words)
+    options = CacheOptions()
+    scheduler = ContinuousBatchScheduler(create_cache(layout, options), SchedulerOptions(MAX_ROWS, MAX_TOKENS))
+    spec = ModelSpec("none", VOCAB_SIZE, max_len, GROUPS, "cpu", "bfloat16", 0, 0, supports_overlap=True)
+    return LoadedModel(backend, scheduler, tokenizer, ChatTemplate(template, {}), spec, GenerationDefaults(temperature=0.0), max_len, 0)
 
-    def load() -> LoadedModel:
-        backend: Any = PagedBackend(model, Path(), lambda folder: None, lambda logits, rows: None)  # type: ignore[arg-type,return-value]
-        no_model = SimpleNamespace(drops_unsampled=True)
-        backend._model = SimpleNamespace(model=no_model, dtype=torch.bfloat16, max_model_len=max_len, ops=None)
-        backend._returns = Returns(MAX_ROWS, torch.device("cpu"))
-        layout = KVLayout.from_num_blocks(GROUPS, BLOCK_SIZE, blocks)
-        backend._prepare(layout)
-        runner = backend._runner
-        runner._hidden = torch.zeros(MAX_ROWS, 1)
-        runner._sizes = sizes = GraphSizes.choose(MAX_ROWS, MAX_TOKENS)
-        runner._choice._sizes = sizes.rows
-        runner._choice._device_sampler = DeviceSampler(MAX_ROWS, VOCAB_SIZE, torch.device("cpu"))
-        runner._graphs = Replays(runner._choice._ids, words)
-        options = CacheOptions()
-        scheduler = ContinuousBatchScheduler(create_cache(layout, options), SchedulerOptions(MAX_ROWS, MAX_TOKENS))
-        spec = ModelSpec("none", VOCAB_SIZE, max_len, GROUPS, "cpu", "bfloat16", 0, 0, supports_overlap=True)
-        return LoadedModel(backend, scheduler, tokenizer, ChatTemplate("", {}), spec, GenerationDefaults(temperature=0.0), max_len, 0)
 
+def create_engine(tokenizer: TokenizerLike, words: torch.Tensor, clock: StepClock, max_len: int) -> Engine:
+    """See `load_model`."""
+    load = partial(load_model, tokenizer, words, max_len)
     engine = Engine(load, EngineOptions(request_deadline_s=None), tuple(Sinks.create("none", SinkOptions(), clock)), clock)
     engine.load()
     gc.collect()

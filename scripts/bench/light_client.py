@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from openai_stream import COMPLETIONS, USAGE
+from openai_stream import CHAT, COMPLETIONS, USAGE
 
 _USAGE = re.compile(rb'"completion_tokens":(\d+)')
 _DONE = b"data: [DONE]"
@@ -53,9 +53,17 @@ class Stream:
 
 def completion(url: str, prompt: Sequence[int] | str, max_tokens: int, **fields: Any) -> bytes:
     """The bytes of a request for a streamed, greedy completion of exactly so many tokens."""
-    body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-    content = json.dumps({**body, **USAGE, **fields}).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    return _streamed(url, COMPLETIONS, {"prompt": prompt, "max_tokens": max_tokens, **fields})
+
+
+def chat(url: str, text: str, max_tokens: int) -> bytes:
+    """The same of a chat of one message."""
+    return _streamed(url, CHAT, {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens})
+
+
+def _streamed(url: str, path: str, fields: dict[str, Any]) -> bytes:
+    content = json.dumps({"temperature": 0, "ignore_eos": True, "stream": True, **USAGE, **fields}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\ncontent-type: application/json\r\nconnection: close\r\n"
     return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
 
 

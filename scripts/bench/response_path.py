@@ -11,7 +11,8 @@ Before both the floor: as many writes of as many bytes by a thread that does not
 import argparse
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -40,30 +41,41 @@ def wait_ready(url: str) -> None:
         time.sleep(0.05)
 
 
-def measure(streams: int, tokens: int, run: Run, wait: Callable[[str], None] = wait_ready) -> Figures:
-    """run: a server, in a process of its own. wait: until it is ready."""
+@contextmanager
+def running(run: Run, backlog: int = 1) -> Iterator[tuple[str, Callable[[], Reading]]]:
+    """A server in a process of its own: its address, and what reads it."""
     context = get_context("spawn")
     here, there = context.Pipe()
-    readings: list[Reading] = []
-    counts: list[int] = []
 
-    def mark(num_events: int) -> None:
-        counts.append(num_events)
+    def read() -> Reading:
         here.send("read")
-        readings.append(here.recv())
+        reading: Reading = here.recv()
+        return reading
 
-    with socket.create_server(("127.0.0.1", 0), backlog=streams) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0), backlog=backlog) as listener:
         child = context.Process(target=run, args=(listener, there))
         child.start()
         try:
-            requests = [completion(url, f"A fake model reads prompt {i}", tokens) for i in range(streams)]
-            wait(url)
-            stream_all(url, requests[:1])
-            stream_all(url, requests, mark, mark, LOOK_EVERY_S)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", read
         finally:
             here.send(None)
             child.join()
+
+
+def measure(streams: int, tokens: int, run: Run, wait: Callable[[str], None] = wait_ready) -> Figures:
+    """wait: until it is ready."""
+    readings: list[Reading] = []
+    counts: list[int] = []
+    with running(run, streams) as (url, read):
+
+        def mark(num_events: int) -> None:
+            counts.append(num_events)
+            readings.append(read())
+
+        requests = [completion(url, f"A fake model reads prompt {i}", tokens) for i in range(streams)]
+        wait(url)
+        stream_all(url, requests[:1])
+        stream_all(url, requests, mark, mark, LOOK_EVERY_S)
     first, last = readings
     events, made = counts[1] - counts[0], (last.steps - first.steps) * streams
     return Figures(

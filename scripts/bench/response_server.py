@@ -1,13 +1,15 @@
-"""The two servers of `response_path.py`, each for a process of its own: the real one on a fake model, and one that only sends.
+"""Servers of `response_path.py` and `request_path.py`, for processes of their own: the real one on a fake model, and one that only sends.
 
-They serve streams until None comes by `control`; whatever else comes is answered by a reading. The second has its events ready and sends
+They serve streams until None comes by `control`; whatever else comes is answered by a reading. The last has its events ready and sends
 one to each stream at a time, as many bytes as the first would, so it is the floor of what that can cost.
 """
 
 import asyncio
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -20,6 +22,7 @@ from inference_server.backends.fake_backend import FakeBackend
 from inference_server.config import Settings
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.engine import outbox
+from inference_server.engine.loaded_model import LoadedModel
 from inference_server.server import create_app
 
 # The fake model hashes what a token attends to. That is no part of the path, so it attends to little.
@@ -35,30 +38,24 @@ LARGEST_REQUEST = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Of a server. loop_s, process_s: processor time of the thread that sends and of all; steps: of the engine."""
+    """Of a server. loop_s, engine_s, process_s: processor time of the thread that sends, the engine's and all; steps: of the engine."""
 
     time: float
     loop_s: float
+    engine_s: float
     process_s: float
     steps: int
 
     @classmethod
     def now(cls, steps: int) -> "Reading":
-        return cls(time.perf_counter(), time.thread_time(), time.process_time(), steps)
+        """On the thread that sends."""
+        idents = [thread.ident for thread in threading.enumerate() if thread.name == "engine"]
+        engine_s = sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents if ident is not None)
+        return cls(time.perf_counter(), time.thread_time(), engine_s, time.process_time(), steps)
 
 
-async def serve(listener: socket.socket, control: Connection, streams: int, step_s: float) -> None:
-    settings = Settings(
-        _env_file=None,
-        model_name="fake",
-        max_batch_size=streams,
-        max_queue_size=streams,
-        max_batched_tokens=32 * streams,
-        kv_cache_num_blocks=64 * streams,
-        enable_prefix_cache=False,
-        log_level="warning",
-    )
-    app = create_app(settings, partial(load_fake, settings, FakeBackend(GROUPS, step_time_s=step_s)))
+async def serve(listener: socket.socket, control: Connection, settings: Settings, load: Callable[[], LoadedModel]) -> None:
+    app = create_app(settings, load)
     server = uvicorn.Server(uvicorn.Config(app, http=HttpProtocol, log_config=None, ws="none"))
     engine = app.state.context.engine
 
@@ -72,11 +69,26 @@ async def serve(listener: socket.socket, control: Connection, streams: int, step
     await server.serve([listener])
 
 
+def run_loaded(settings: Settings, load: Callable[[], LoadedModel], listener: socket.socket, control: Connection) -> None:
+    """The real server, on the event loop that uvicorn would choose."""
+    with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
+        runner.run(serve(listener, control, settings, load))
+
+
 def run_server(streams: int, step_s: float, merged: bool, listener: socket.socket, control: Connection) -> None:
     if not merged:
         outbox.MERGE_ABOVE = sys.maxsize
-    with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
-        runner.run(serve(listener, control, streams, step_s))
+    settings = Settings(
+        _env_file=None,
+        model_name="fake",
+        max_batch_size=streams,
+        max_queue_size=streams,
+        max_batched_tokens=32 * streams,
+        kv_cache_num_blocks=64 * streams,
+        enable_prefix_cache=False,
+        log_level="warning",
+    )
+    run_loaded(settings, partial(load_fake, settings, FakeBackend(GROUPS, step_time_s=step_s)), listener, control)
 
 
 def run_floor(streams: int, tokens: int, step_s: float, listener: socket.socket, control: Connection) -> None:
