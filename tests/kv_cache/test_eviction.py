@@ -1,9 +1,10 @@
 """What goes first when memory runs out: the eviction policies by example."""
 
 import pytest
-from cache_driver import WINDOW_8, Cache, prompt
+from cache_driver import BLOCK, WINDOW_8, Cache, prompt
 
 from inference_server.kv_cache.eviction import H2O, LRU, EvictionPolicy, SinkLRU
+from inference_server.kv_cache.prefix_node import PrefixNode, key_parts
 
 
 def test_children_go_before_parents() -> None:
@@ -49,11 +50,15 @@ def test_sinks_go_when_nothing_else_is_left() -> None:
     assert cache.cached(prompt(0, 17)) == cache.cached(prompt(100, 17)) == 0
 
 
+def first_id(node: PrefixNode) -> int:
+    return key_parts(node.key, BLOCK)[0][0]
+
+
 def masses(cache: Cache, by_depth: dict[tuple[int, int], float]) -> list[float]:
     """By block: that of the nodes whose first token and depth are named."""
     mass = [0.0] * cache.pool.layout.num_blocks(0)
     for node in cache.prefix._nodes():
-        mass[node.block] = by_depth.get((int(node.path()[0].key[1]), node.depth), 0.0)
+        mass[node.block] = by_depth.get((first_id(node.path()[0]), node.depth), 0.0)
     return mass
 
 
@@ -78,7 +83,7 @@ def test_h2o_follows_the_latest_mass_and_gives_up_a_whole_branch_before_the_next
     mass = [0.0] * cache.pool.layout.num_blocks(0)
     for second, first in ((1.0, 2.0), (2.0, 1.0)):
         for node in cache.prefix._nodes():
-            mass[node.block] = {100: first, 200: second}.get(int(node.path()[2].key[0]) if node.depth == 3 else -1, 0.0)
+            mass[node.block] = {100: first, 200: second}.get(first_id(node.path()[2]) if node.depth == 3 else -1, 0.0)
         cache.prefix.observe_mass(mass)
     for _ in range(3):
         cache.prefix.evict()
@@ -94,5 +99,5 @@ def test_h2o_keeps_what_is_newer_than_its_measurement_and_evicts_it_by_lru() -> 
     for expected in ((4, 8, 8), (0, 8, 8), (0, 4, 8), (0, 0, 8)):
         cache.prefix.evict()
         nodes = [node for node in cache.prefix._nodes() if not node.children]
-        found = {int(node.path()[0].key[1]): 4 * node.depth for node in nodes}
+        found = {first_id(node.path()[0]): 4 * node.depth for node in nodes}
         assert tuple(found.get(start, 0) for start in (0, 100, 200)) == expected

@@ -9,6 +9,7 @@ from inference_server.core.chunk_hash import ChunkHasher
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.core.prefix_journal import PrefixJournal
 from inference_server.kv_cache.prefix_names import PrefixNames
+from inference_server.kv_cache.prefix_node import key_parts
 
 HASHER = ChunkHasher(b"salt", chunk_tokens=2 * BLOCK)
 
@@ -35,8 +36,8 @@ def test_the_journal_tells_what_is_in_the_tree(groups: tuple[LayerGroup, ...], s
         in_tree = [node for node in cache.prefix._nodes() if node.depth % 2 == 0]
         expected = set()
         for node in in_tree:
-            ids = [part for above in node.path() for part in above.key if isinstance(part, int)]
-            expected.add(HASHER.chain(ids, str(node.path()[0].key[0]))[-1])
+            parts = [key_parts(above.key, BLOCK) for above in node.path()]
+            expected.add(HASHER.chain([token for ids, _ in parts for token in ids], parts[0][1])[-1])
         assert heard(journal) == expected
     assert journal.latest()[0] > 0
     assert any(change < 0 for change in journal.latest()[1])

@@ -176,7 +176,7 @@ class InputBatch:
                 tenants[slot], stays[slot] = request, request.num_preemptions
                 self._num_known[slot] = 0
 
-    def _new_blocks(self, requests: Sequence[ScheduledRequest], slots: IntArray, ends: IntArray) -> tuple[list[int], list[int]]:
+    def _new_blocks(self, requests: Sequence[ScheduledRequest], slots: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
         """Copy the block ids that are new since the slot's step before.
 
         Returns where in the flat tables something changed, and to what. A block that has left the window becomes null in the request's
@@ -187,7 +187,7 @@ class InputBatch:
         known, needed = self._num_known[slots], -(-ends // self._block_size)
         rows = np.flatnonzero(known < needed)
         if not len(rows):
-            return places, new_ids
+            return rows, rows
         _, num_slots, width = self._host_tables.shape
         for row, first, last in zip(rows.tolist(), known[rows].tolist(), needed[rows].tolist(), strict=True):
             request = requests[row]
@@ -196,8 +196,9 @@ class InputBatch:
                 places += range(line + first, line + last)
                 new_ids += table.block_ids[first:last]
         self._num_known[slots[rows]] = needed[rows]
-        self._host_tables.reshape(-1)[places] = new_ids
-        return places, new_ids
+        changed = np.array(places), np.array(new_ids)
+        self._host_tables.reshape(-1)[changed[0]] = changed[1]
+        return changed
 
 
 def _lengths(plan: StepPlan) -> list[int]:

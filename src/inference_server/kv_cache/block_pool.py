@@ -119,24 +119,33 @@ class BlockPool:
 
     def release(self, group: int, blocks: Iterable[int]) -> None:
         """Drop one reference of each block; those without any are free unless kept. Raises ValueError if one has none."""
-        refs, kept = self._refs[group], self._kept[group]
+        refs, kept, per_slab, slab_used = self._refs[group], self._kept[group], self._blocks_per_slab[group], self._slab_used
+        num_let_go = num_kept = num_slabs = 0
         for block in blocks:
             if refs[block] <= 0:
                 raise ValueError(f"block {block} of group {group} is not live")
             refs[block] -= 1
             if refs[block] == 0:
-                self._count_used(group, block // self._blocks_per_slab[group], -1)
+                slab = block // per_slab
+                slab_used[slab] -= 1
+                num_slabs += slab_used[slab] == 0
+                num_let_go += 1
                 if kept[block]:
-                    self._num_unused[group] += 1
+                    num_kept += 1
                 else:
                     self._return(group, block)
+        self._num_used[group] -= num_let_go
+        self._num_used_slabs[group] -= num_slabs
+        self._num_unused[group] += num_kept
 
-    def keep(self, group: int, block: int) -> None:
-        """Let a used block outlive its references. Raises ValueError if it has none, or is kept already."""
-        if self._refs[group][block] <= 0 or self._kept[group][block]:
-            raise ValueError(f"block {block} of group {group} is not live, or kept twice")
-        self._kept[group][block] = 1
-        self._num_kept[group] += 1
+    def keep(self, group: int, blocks: Sequence[int]) -> None:
+        """Let used blocks outlive their references. Raises ValueError if one has none, or is kept already."""
+        refs, kept = self._refs[group], self._kept[group]
+        for block in blocks:
+            if refs[block] <= 0 or kept[block]:
+                raise ValueError(f"block {block} of group {group} is not live, or kept twice")
+            kept[block] = 1
+        self._num_kept[group] += len(blocks)
 
     def drop(self, group: int, block: int) -> None:
         """Undo `keep`: without a reference, the block is free. Raises ValueError if it is not kept."""
@@ -162,6 +171,9 @@ class BlockPool:
         refs = self._refs[group]
         taken: list[int] = []
         while len(taken) < count:
+            if whole := self._take_whole_slabs(owner, group, count - len(taken), reserved):
+                taken += whole
+                continue
             slab = self._choose_slab(owner, group, reserved)
             gaps = self._slab_gaps[slab]
             num_here = min(len(gaps), count - len(taken))
@@ -173,6 +185,24 @@ class BlockPool:
             self._count_used(group, slab, num_here)
             if not gaps:
                 self._drop_from_gappy(group, slab)
+        return taken
+
+    def _take_whole_slabs(self, owner: str, group: int, count: int, reserved: int) -> list[int]:
+        """Blocks of the fresh slabs that `count` fills, none of which ever has a gap; nothing where the owner has gaps to fill first."""
+        own, per_slab = self._gappy_by_owner.setdefault(owner, [{} for _ in self._refs]), self._blocks_per_slab[group]
+        number = min(count // per_slab, len(self._free_slabs) - reserved)
+        if number <= 0 or own[group]:
+            return []
+        slabs = self._free_slabs[: -number - 1 : -1]
+        del self._free_slabs[-number:]
+        for slab in slabs:
+            self._slab_group[slab], self._slab_owner[slab], self._slab_used[slab] = group, owner, per_slab
+        self._num_used_slabs[group] += number
+        self._num_used[group] += number * per_slab
+        taken = [block for slab in slabs for block in range(slab * per_slab, (slab + 1) * per_slab)]
+        refs = self._refs[group]
+        for block in taken:
+            refs[block] = 1
         return taken
 
     def _count_used(self, group: int, slab: int, change: int) -> None:
@@ -197,8 +227,6 @@ class BlockPool:
         self._slab_owner[slab] = owner
         self._slab_gaps[slab] = list(range((slab + 1) * per_slab - 1, slab * per_slab - 1, -1))
         self._num_gaps[group] += per_slab
-        if owner not in self._gappy_by_owner:
-            self._gappy_by_owner[owner] = [{} for _ in self._refs]
         self._add_to_gappy(group, slab, self._gappy_by_owner[owner])
         return slab
 

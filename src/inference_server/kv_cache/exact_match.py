@@ -4,11 +4,10 @@ It pays where the same long prompt comes again and again: one digest instead of 
 collision would hand one prompt the KV of another.
 """
 
-from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from inference_server.kv_cache.prefix_node import PrefixNode
+from inference_server.kv_cache.prefix_node import BlockKey, PrefixNode
 
 
 class ExactMatchIndex:
@@ -20,9 +19,9 @@ class ExactMatchIndex:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def key(self, cache_salt: str, token_ids: Sequence[int]) -> bytes:
-        """The length in front keeps the ids apart from the salt behind them."""
-        return blake2b(array("q", (len(token_ids), *token_ids)).tobytes() + cache_salt.encode(), digest_size=16).digest()
+    def key(self, block_keys: Sequence[BlockKey]) -> bytes:
+        """Of a sequence. Its number of blocks in front tells how long the salt in the first one is."""
+        return blake2b(len(block_keys).to_bytes(8, "little") + b"".join(block_keys), digest_size=16).digest()
 
     def get(self, key: bytes) -> PrefixNode | None:
         return self._nodes.get(key)

@@ -16,7 +16,7 @@ from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.eviction import EvictionPolicy, EvictionQueue
 from inference_server.kv_cache.exact_match import ExactMatchIndex
 from inference_server.kv_cache.prefix_names import PrefixNames
-from inference_server.kv_cache.prefix_node import BlockKey, PrefixNode
+from inference_server.kv_cache.prefix_node import BlockKey, PrefixNode, block_keys
 from inference_server.kv_cache.window_blocks import WINDOW, WindowBlocks
 
 FULL = 0
@@ -100,7 +100,7 @@ class PrefixCache:
         if node.parent is None and node is not self._root:
             return True
         end = (node.depth + 1) * self._block_size
-        return end < len(request.token_ids) and self._key(request, node.depth) in node.children
+        return end < len(request.token_ids) and self._keys(request, node.depth, node.depth + 1)[0] in node.children
 
     def commit(self, request: ScheduledRequest) -> None:
         """Cache the full blocks of what the request has collected."""
@@ -115,24 +115,28 @@ class PrefixCache:
         # Where the same prompt would resume, should it come again.
         prompt_end = (request.num_prompt_tokens - 1) // size
         grown: PrefixNode | None = None
-        for index in range(node.depth, num_blocks):
-            key = self._key(request, index)
+        new: list[int] = []
+        in_window: list[PrefixNode] = []
+        for index, key in enumerate(self._keys(request, node.depth, num_blocks), node.depth):
             child = node.children.get(key)
             if child is None:
                 grown = grown or node
                 child = node.children[key] = PrefixNode(node, key, index + 1, full[index])
-                self._pool.keep(FULL, full[index])
+                new.append(full[index])
                 if self._names is not None:
                     self._names.added(child)
             else:
                 self._join(hold, child, full[index])
             if window[index] and not child.window_block:
-                self._windows.keep(child, window[index])
+                in_window.append(child)
             child.last_used = self._time
             if index + 1 == prompt_end:
                 self._move_prompt_end(hold, child)
             node = child
         hold.node = node
+        self._pool.keep(FULL, new)
+        if in_window:
+            self._windows.keep(in_window, [window[child.depth - 1] for child in in_window])
         if grown is None:
             return
         if node.parent is grown and grown.is_boundary and len(grown.children) == 1:
@@ -188,28 +192,33 @@ class PrefixCache:
 
     def _find(self, request: ScheduledRequest) -> list[PrefixNode]:
         """The nodes of the longest cached prefix, whatever has become of their window blocks."""
-        size, salt, token_ids = self._block_size, request.cache_salt, request.token_ids
-        num_blocks = (len(token_ids) - 1) // size
-        key = self._exact.key(salt, token_ids[: num_blocks * size])
-        known = self._exact.get(key)
+        num_blocks = (len(request.token_ids) - 1) // self._block_size
+        if not num_blocks or self._keys(request, 0, 1)[0] not in self._root.children:
+            return []
+        keys = self._keys(request, 0, num_blocks)
+        whole = self._exact.key(keys)
+        known = self._exact.get(whole)
         if known is not None:
             return known.path()
         nodes: list[PrefixNode] = []
         node = self._root
-        for index in range(num_blocks):
-            child = node.children.get(self._key(request, index))
+        for key in keys:
+            child = node.children.get(key)
             if child is None:
                 return nodes
             nodes.append(child)
             node = child
         if nodes:
-            self._exact.put(key, node)
+            self._exact.put(whole, node)
         return nodes
 
-    def _key(self, request: ScheduledRequest, index: int) -> BlockKey:
-        """Of the request's block number `index`."""
-        ids = request.token_ids[index * self._block_size : (index + 1) * self._block_size]
-        return tuple(ids) if index else (request.cache_salt, *ids)
+    def _keys(self, request: ScheduledRequest, first: int, end: int) -> list[BlockKey]:
+        """Of the request's blocks from number `first` to before `end`."""
+        size = self._block_size
+        keys = block_keys(request.token_ids[first * size : end * size], size)
+        if not first and keys:
+            keys[0] += request.cache_salt.encode()
+        return keys
 
     def _join(self, hold: _Hold, node: PrefixNode, block: int) -> None:
         """The request has computed what another did before: keep one of the two, and lock that."""
@@ -218,7 +227,7 @@ class PrefixCache:
             hold.duplicates.append(node.block)
         else:
             self._pool.drop(FULL, node.block)
-            self._pool.keep(FULL, block)
+            self._pool.keep(FULL, [block])
             node.block = block
 
     def _drop_window(self, node: PrefixNode) -> None:

@@ -4,7 +4,7 @@ A collaborator of `PrefixCache`, made only where a router follows this cache; al
 """
 
 from inference_server.core.prefix_journal import PrefixJournal
-from inference_server.kv_cache.prefix_node import PrefixNode
+from inference_server.kv_cache.prefix_node import PrefixNode, key_parts
 
 
 class PrefixNames:
@@ -15,6 +15,7 @@ class PrefixNames:
         self._blocks_per_chunk, rest = divmod(journal.hasher.chunk_tokens, block_size)
         if rest or not self._blocks_per_chunk:
             raise ValueError(f"a chunk of {journal.hasher.chunk_tokens} tokens is no whole number of blocks of {block_size}")
+        self._block_size = block_size
         self._journal = journal
         self._names: dict[PrefixNode, int] = {}
 
@@ -25,11 +26,10 @@ class PrefixNames:
         token_ids: list[int] = []
         above = node
         for _ in range(self._blocks_per_chunk):
-            token_ids[:0] = (part for part in above.key if isinstance(part, int))
+            token_ids[:0], salt = key_parts(above.key, self._block_size)
             assert above.parent is not None, "the root is no block"
-            first, above = above, above.parent
-        root = above.parent is None
-        parent = self._journal.hasher.root(str(first.key[0])) if root else self._names[above]
+            above = above.parent
+        parent = self._journal.hasher.root(salt) if above.parent is None else self._names[above]
         name = self._names[node] = self._journal.hasher.extend(parent, token_ids)
         self._journal.added(name)
 

@@ -6,7 +6,7 @@ wanted by a prompt end, else spare. Decides no eviction: it keeps the three in o
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.prefix_node import PrefixNode
@@ -53,11 +53,12 @@ class WindowBlocks:
             self._settle(node)
         return [0] * num_passed + blocks
 
-    def keep(self, node: PrefixNode, block: int) -> None:
-        """Give a node a block that a request uses."""
-        self._pool.keep(WINDOW, block)
-        node.window_block = block
-        self._node_by_block[block] = node
+    def keep(self, nodes: Sequence[PrefixNode], blocks: Sequence[int]) -> None:
+        """Give each node a block that a request uses."""
+        self._pool.keep(WINDOW, blocks)
+        for node, block in zip(nodes, blocks, strict=True):
+            node.window_block = block
+            self._node_by_block[block] = node
 
     def drop(self, node: PrefixNode) -> None:
         """Take a node's block away."""
@@ -122,11 +123,13 @@ class WindowBlocks:
         block, home = node.window_block, None
         if block and not self._pool.ref_count(WINDOW, block):
             home = self.needed if node.num_needing else self.wanted if node.num_wanting else self.spare
-        for nodes in (self.needed, self.wanted, self.spare):
-            if nodes is home:
-                nodes.setdefault(node)
-            else:
-                nodes.pop(node, None)
+        if home is node.home:
+            return
+        if node.home is not None:
+            del node.home[node]
+        if home is not None:
+            home[node] = None
+        node.home = home
 
     def check_integrity(self, nodes: list[PrefixNode]) -> None:
         """nodes: all of the tree. Raises AssertionError with what is off."""
