@@ -127,8 +127,6 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 def describe(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
     """One message and the top-level field at fault, from pydantic's list."""
     first = problems[0]
-    if first["type"] == "json_invalid":
-        return f"the body is not valid JSON: {first['ctx']['error']}", None
     path = first["loc"][1:]
     if not path:
         if first["type"] == "value_error":  # of the object as a whole

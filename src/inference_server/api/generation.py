@@ -7,25 +7,23 @@ those for which a slow client has no room yet.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import Request, Response
-from starlette.types import Receive
 
 from inference_server.api.body_writer import BodyWriter
 from inference_server.api.context import ApiContext
-from inference_server.api.errors import ClientDisconnectedError
 from inference_server.api.fairness import fairness_key
 from inference_server.api.formats.base import ResponseFormat
+from inference_server.api.presence import while_connected
 from inference_server.api.schemas.sampling import SamplingBody
 from inference_server.api.sse import PING, TokenStreamResponse
 from inference_server.core.generation import ChatPrompt, GenerationRequest
 from inference_server.core.outputs import OutputDelta
 from inference_server.engine.request_stream import RequestStream
 
-T = TypeVar("T")
 FormatFactory = Callable[[str], ResponseFormat]
 
 
@@ -56,27 +54,6 @@ async def respond(
         return TokenStreamResponse(content, partial(_close, tokens, first), context.options.ping_interval_s, writer)
     request_id, choices = await while_connected(request.receive, _collect(context, generations))
     return Response(make(request_id).body(choices), media_type="application/json")
-
-
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves: ClientDisconnectedError. The body must have been read."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnectedError
-        return task.result()
-    finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait((task,))
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _collect(context: ApiContext, generations: Sequence[GenerationRequest]) -> tuple[str, list[OutputDelta]]:

@@ -5,12 +5,12 @@ from fastapi import APIRouter, Request, Response
 from inference_server.api.context import Context
 from inference_server.api.formats.native import NativeFormat
 from inference_server.api.generation import generation_of, respond
-from inference_server.api.json_route import JsonRoute
+from inference_server.api.json_route import GenerationRoute
 from inference_server.api.schemas.answers import STREAM
 from inference_server.api.schemas.native import GenerateBody, GenerateResponse
 from inference_server.core.generation import ChatPrompt
 
-router = APIRouter(tags=["generation"], route_class=JsonRoute)
+router = APIRouter(tags=["generation"], route_class=GenerationRoute)
 
 
 @router.post("/generate", response_model=GenerateResponse, responses=STREAM)

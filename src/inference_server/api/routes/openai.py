@@ -7,12 +7,12 @@ from inference_server.api.formats.openai import ChatFormat, CompletionFormat
 from inference_server.api.formats.running_usage import RunningUsage
 from inference_server.api.formats.token_details import chat_details, completion_details
 from inference_server.api.generation import generation_of, respond
-from inference_server.api.json_route import JsonRoute
+from inference_server.api.json_route import GenerationRoute
 from inference_server.api.schemas.answers import STREAM, ChatCompletionObject, CompletionObject
 from inference_server.api.schemas.chat import ChatCompletionBody
 from inference_server.api.schemas.completions import DEFAULT_MAX_TOKENS, CompletionBody
 
-router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=GenerationRoute)
 
 
 @router.post("/completions", response_model=CompletionObject, responses=STREAM)

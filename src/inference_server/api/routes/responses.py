@@ -7,13 +7,13 @@ from fastapi import APIRouter, Request, Response
 from inference_server.api.context import Context
 from inference_server.api.formats.responses import ResponsesFormat
 from inference_server.api.generation import generation_of, respond
-from inference_server.api.json_route import JsonRoute
+from inference_server.api.json_route import GenerationRoute
 from inference_server.api.schemas.answers import STREAM, ResponseObject
 from inference_server.api.schemas.responses import ResponsesBody
 from inference_server.api.schemas.structured import TextFormat
 from inference_server.api.schemas.tools import NamedChoice, ToolChoice
 
-router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=GenerationRoute)
 
 
 @router.post("/responses", response_model=ResponseObject, responses=STREAM)
