@@ -106,6 +106,10 @@ class BlockPool:
             taken.append(self._take(owner, group, count, reserved) if count else [])
         return taken
 
+    def slabs_short(self, counts: Sequence[int]) -> int:
+        """Slabs that are not free, and have to be before counts[g] blocks of each group can be taken. Dropping a block frees one at most."""
+        return max(0, sum(map(self._slabs_to_open, range(len(counts)), counts)) - len(self._free_slabs))
+
     def share(self, group: int, blocks: Iterable[int]) -> None:
         """Add a reference to each block. Raises ValueError if one is not live."""
         refs, kept = self._refs[group], self._kept[group]

@@ -146,11 +146,14 @@ class CacheManager:
             return True
         counts = [missing] * len(tables)
         blocks = self._pool.allocate(request.request_id, counts)
-        if blocks is None and not self._pool.fits(counts):
-            return False
-        while blocks is None:
-            assert self._prefix is not None and self._prefix.evict(), "the pool counts blocks as unused that cannot be had"
+        if blocks is None:
+            if not self._pool.fits(counts):
+                return False
+            while short := self._pool.slabs_short(counts):
+                for _ in range(-(-short // len(counts))):  # one eviction gives up a block of each group at most
+                    assert self._prefix is not None and self._prefix.evict(), "the pool counts blocks as unused that cannot be had"
             blocks = self._pool.allocate(request.request_id, counts)
+            assert blocks is not None, "the pool is not short of slabs"
         for table, new in zip(tables, blocks, strict=True):
             table.block_ids += new
         return True

@@ -176,11 +176,13 @@ class PrefixCache:
         The order: spare window blocks; by the policy, leaves and the window blocks before prompt ends; window blocks that locked
         nodes can do without.
         """
-        windows, leaf = self._windows, self._queue.first()
-        spare, wanted, needed = (next(iter(nodes), None) for nodes in (windows.spare, windows.wanted, windows.needed))
-        if spare is not None:
-            self._drop_window(spare)
-        elif wanted is not None and (leaf is None or self._policy.rank(wanted) <= self._policy.rank(leaf)):
+        windows = self._windows
+        if windows.spare:
+            self._drop_window(next(iter(windows.spare)))
+            return True
+        leaf = self._queue.first()
+        wanted, needed = (next(iter(nodes), None) for nodes in (windows.wanted, windows.needed))
+        if wanted is not None and (leaf is None or self._policy.rank(wanted) <= self._policy.rank(leaf)):
             self._drop_window(wanted)
         elif leaf is not None:
             self._remove(leaf)
