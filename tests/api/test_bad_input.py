@@ -181,6 +181,11 @@ def test_a_body_of_another_type_is_400(client: httpx.Client) -> None:
     assert "Content-Type" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("content_type", ["Application/JSON", "application/json; charset=utf-8", "application/vnd.api+json"])
+def test_any_json_type_will_do(client: httpx.Client, content_type: str) -> None:
+    assert client.post(NATIVE, content=b'{"text": "hi", "max_tokens": 1}', headers={"Content-Type": content_type}).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "body", "start"),
     [

@@ -35,6 +35,7 @@ class PoolMachine(RuleBasedStateMachine):
     def allocate(self, owner: str, counts: tuple[int, int]) -> None:
         wanted = list(counts[: len(self.pool.layout.groups)])
         fits = self.pool.fits(wanted)
+        assert (self.pool.slabs_short(wanted) == 0) == fits
         taken = self.pool.allocate(owner, wanted)
         assert (taken is not None) == fits
         for group, blocks in enumerate(taken or []):

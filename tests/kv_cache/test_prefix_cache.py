@@ -1,5 +1,7 @@
 """What can be reused, and from where: the prefix cache by example, through the cache manager's books."""
 
+import random
+
 import pytest
 from cache_driver import BLOCK, FULL_ONLY, WINDOW_8, Cache, prompt
 
@@ -90,6 +92,27 @@ def test_pinned_blocks_are_those_that_are_used_and_cached() -> None:
     assert cache.stats().used_blocks >= 3
     cache.end(reader)
     assert cache.stats().pinned_blocks == 0
+
+
+@pytest.mark.parametrize("groups", [FULL_ONLY, WINDOW_8])
+def test_a_long_prompt_evicts_no_more_at_once_than_block_by_block(groups: tuple[LayerGroup, ...]) -> None:
+    histories = []
+    for at_once in (True, False):
+        cache, rng = Cache(groups, num_slabs=40), random.Random(0)
+        if not at_once:
+            short = cache.pool.slabs_short
+            cache.pool.slabs_short = lambda counts, short=short: min(1, short(counts))  # type: ignore[method-assign, misc]
+        history = []
+        for _ in range(60):
+            request = cache.start(prompt(rng.randrange(12) * 100, rng.randrange(8, 40)))
+            num_tokens = len(request.token_ids)
+            assert cache.extend(request, num_tokens)
+            request.num_computed_tokens = request.num_collected_tokens = num_tokens
+            cache.end(request)
+            history.append((request.num_cached_tokens, cache.stats().evicted_blocks))
+        histories.append(history)
+    assert histories[0] == histories[1]
+    assert histories[0][-1][1] > 60
 
 
 def test_hits_misses_and_evictions_are_counted() -> None:

@@ -53,6 +53,14 @@ def test_a_short_prompt_waits_for_at_most_one_chunk_of_a_long_one(mode: PrefillM
     driver.run()
 
 
+def test_a_prompt_without_neighbours_fills_the_step_where_no_chunk_is_named() -> None:
+    driver = Driver(SchedulerOptions(max_batch_size=4, max_batched_tokens=2048), num_slabs=800)
+    driver.add([1] * 2048, max_tokens=1)
+    plan = driver.step()
+    assert plan is not None and plan.num_tokens == 2048
+    driver.run()
+
+
 def test_a_flood_of_short_prompts_does_not_starve_a_long_one() -> None:
     driver = Driver(options(batch=8, budget=8, chunk=8), num_slabs=400)
     long = driver.add([1] * 100, max_tokens=1)
