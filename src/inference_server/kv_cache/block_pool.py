@@ -107,7 +107,7 @@ class BlockPool:
         return taken
 
     def slabs_short(self, counts: Sequence[int]) -> int:
-        """Slabs that are not free, and have to be before counts[g] blocks of each group can be taken. Dropping a block frees one at most."""
+        """Slabs that have to become free before counts[g] blocks of each group can be taken. Dropping a block frees one slab at most."""
         return max(0, sum(map(self._slabs_to_open, range(len(counts)), counts)) - len(self._free_slabs))
 
     def share(self, group: int, blocks: Iterable[int]) -> None:
