@@ -13,7 +13,7 @@ from inference_server.core.model_spec import GenerationDefaults
 from inference_server.core.options import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from inference_server.engine.engine import Engine
 from inference_server.engine.loaded_model import LoadedModel
-from inference_server.engine.model_loader import kv_layout, scheduler_options
+from inference_server.engine.model_loader import kv_layout
 from inference_server.kv_cache.factory import create_cache
 from inference_server.scheduler.admission import AdmissionController
 from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
@@ -69,7 +69,7 @@ def create_engine(folder: Path, model: ModelOptions, scheduler: SchedulerOptions
         backend.allocate(layout)
         manager = create_cache(layout, cache)
         admission = AdmissionController(manager, max_active_tokens=cache.max_active_tokens)
-        options = scheduler_options(scheduler, spec)
+        options = scheduler.on(spec.device)
         batcher = ContinuousBatchScheduler(manager, options, supports_mixed=spec.supports_mixed, admission=admission)
         length = model.max_model_len or spec.max_model_len
         return LoadedModel(

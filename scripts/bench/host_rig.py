@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,8 +73,8 @@ def load_model(tokenizer: TokenizerLike, words: torch.Tensor, max_len: int, temp
 
 def create_engine(tokenizer: TokenizerLike, words: torch.Tensor, clock: StepClock, max_len: int) -> Engine:
     """See `load_model`."""
-    load = partial(load_model, tokenizer, words, max_len)
-    engine = Engine(load, EngineOptions(request_deadline_s=None), tuple(Sinks.create("none", SinkOptions(), clock)), clock)
+    sinks = tuple(Sinks.create("none", SinkOptions(), clock))
+    engine = Engine(lambda: load_model(tokenizer, words, max_len), EngineOptions(request_deadline_s=None), sinks, clock)
     engine.load()
     gc.collect()
     gc.freeze()

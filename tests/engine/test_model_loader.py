@@ -9,9 +9,10 @@ import pytest
 from inference_server.core.errors import ModelLoadError
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.core.model_spec import GenerationDefaults, ModelSpec
-from inference_server.core.options import CacheOptions, ModelOptions, SchedulerOptions
+from inference_server.core.options import SLOW_CHUNK_TOKENS, CacheOptions, ModelOptions, SchedulerOptions
 from inference_server.engine.generation_defaults import generation_defaults
-from inference_server.engine.model_loader import HOST_ARENA_BYTES, SLOW_CHUNK_TOKENS, ModelLoader, kv_layout, scheduler_options
+from inference_server.engine.model_loader import HOST_ARENA_BYTES, ModelLoader, kv_layout
+from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
 from inference_server.tokenization.tokenizer import ByteTokenizer
 
 SPEC = ModelSpec("a", 10, 100, (LayerGroup((0, 1), 1, 64, 2),), "cuda:0", "bfloat16", 1, free_bytes=100 * 2**30)
@@ -37,12 +38,6 @@ def test_no_memory_is_one_clear_line() -> None:
         kv_layout(CacheOptions(), replace(SPEC, free_bytes=0))
 
 
-@pytest.mark.parametrize(("device", "named", "limit"), [("cuda:0", None, None), ("cpu", None, SLOW_CHUNK_TOKENS), ("cpu", 2048, 2048)])
-def test_a_prompt_is_cut_by_the_device_unless_a_limit_is_named(device: str, named: int | None, limit: int | None) -> None:
-    options = SchedulerOptions(max_batched_tokens=8192, prefill_chunk_size=named)
-    assert scheduler_options(options, replace(SPEC, device=device)) == replace(options, prefill_chunk_size=limit)
-
-
 def write_config(folder: Path, vocab_size: int) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
     limits = {"vocab_size": vocab_size, "max_position_embeddings": 64}
@@ -58,6 +53,7 @@ def test_random_weights_need_a_config_and_nothing_else(backend: str, tmp_path: P
     assert isinstance(model.tokenizer, ByteTokenizer)
     assert model.tokenizer.vocab_size == model.spec.vocab_size == 300
     assert caplog.text.count("no tokenizer.json") == 1
+    assert isinstance(model.scheduler, ContinuousBatchScheduler) and model.scheduler._chunk == SLOW_CHUNK_TOKENS
     with pytest.raises(ModelLoadError, match=r"no tokenizer\.json"):
         ModelLoader(replace(options, load_format="auto"), CacheOptions(num_blocks=8), SchedulerOptions()).load()
 

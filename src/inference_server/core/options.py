@@ -1,10 +1,12 @@
 """One frozen option dataclass for each part; `config.Settings` fills them. No part ever sees `Settings`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
 from inference_server.core.prefix_journal import PrefixJournal
+
+SLOW_CHUNK_TOKENS = 512  # whoever comes waits for the end of a step, which on a CPU takes about a second for so many tokens
 
 
 class PrefillMode(StrEnum):
@@ -82,6 +84,12 @@ class SchedulerOptions:
     prefill_chunk_size: int | None = None
     unnoticed_itl_ms: float = 10.0
     scheduling_policy: PolicyName = PolicyName.FAIR
+
+    def on(self, device: str) -> "SchedulerOptions":
+        """With a limit for chunks of prompts where a device needs one and none is named."""
+        if self.prefill_chunk_size is not None or device.startswith("cuda"):
+            return self
+        return replace(self, prefill_chunk_size=SLOW_CHUNK_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ answers while the import takes its seconds, and an engine on another backend nev
 """
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 from inference_server.checkpoints.errors import CheckpointError
@@ -26,7 +25,6 @@ from inference_server.tokenization.errors import ChatTemplateError, TokenizerErr
 from inference_server.tokenization.tokenizer import ByteTokenizer, Tokenizer
 
 HOST_ARENA_BYTES = 4 * 2**30  # on the CPU the pool shares its memory with everything else that runs there
-SLOW_CHUNK_TOKENS = 512  # whoever comes waits for the end of a step, which on a CPU takes a second for so many tokens
 
 logger = logging.getLogger(__name__)
 
@@ -87,15 +85,8 @@ class ModelLoader:
     def _create_scheduler(self, layout: KVLayout, spec: ModelSpec) -> ContinuousBatchScheduler:
         cache = create_cache(layout, self._cache)
         admission = AdmissionController(cache, max_active_tokens=self._cache.max_active_tokens)
-        options = scheduler_options(self._scheduler, spec)
+        options = self._scheduler.on(spec.device)
         return ContinuousBatchScheduler(cache, options, supports_mixed=spec.supports_mixed, admission=admission)
-
-
-def scheduler_options(options: SchedulerOptions, spec: ModelSpec) -> SchedulerOptions:
-    """The options, with a limit for chunks of prompts where a device needs one and none is named."""
-    if options.prefill_chunk_size is not None or spec.device.startswith("cuda"):
-        return options
-    return replace(options, prefill_chunk_size=SLOW_CHUNK_TOKENS)
 
 
 def grammar_compiler(tokenizer: TokenizerLike, vocab_size: int) -> GrammarCompiler | None:
