@@ -24,6 +24,7 @@ from inference_server.tokenization.base import TokenizerLike
 from inference_server.tokenization.chat_template import ChatTemplate
 
 MAX_ROWS, MAX_TOKENS, VOCAB_SIZE, BLOCK_SIZE = 256, 8192, 262_144, 16
+MIXED = SchedulerOptions(MAX_ROWS, MAX_TOKENS)
 GROUPS = (LayerGroup((0,), 1, 8, 2), LayerGroup((1, 2, 3, 4), 1, 8, 2, window=512))
 
 
@@ -49,7 +50,14 @@ class Replays:
             self._ids.copy_(next(self._words))
 
 
-def load_model(tokenizer: TokenizerLike, words: torch.Tensor, max_len: int, template: str = "") -> LoadedModel:
+def load_model(
+    tokenizer: TokenizerLike,
+    words: torch.Tensor,
+    max_len: int,
+    template: str = "",
+    groups: tuple[LayerGroup, ...] = GROUPS,
+    scheduling: SchedulerOptions = MIXED,
+) -> LoadedModel:
     """What `PagedBackend` makes at load and in `allocate`, with a model that is not there. words: see `Replays`."""
     model = ModelOptions("none", None, Path(), device="cpu", max_batch_size=MAX_ROWS, max_batched_tokens=MAX_TOKENS)
     blocks = MAX_ROWS * (max_len // BLOCK_SIZE + 2)
@@ -57,7 +65,7 @@ def load_model(tokenizer: TokenizerLike, words: torch.Tensor, max_len: int, temp
     no_model = SimpleNamespace(drops_unsampled=True)
     backend._model = SimpleNamespace(model=no_model, dtype=torch.bfloat16, max_model_len=max_len, ops=None)
     backend._returns = Returns(MAX_ROWS, torch.device("cpu"))
-    layout = KVLayout.from_num_blocks(GROUPS, BLOCK_SIZE, blocks)
+    layout = KVLayout.from_num_blocks(groups, BLOCK_SIZE, blocks)
     backend._prepare(layout)
     runner = backend._runner
     runner._hidden = torch.zeros(MAX_ROWS, 1)
@@ -66,15 +74,26 @@ def load_model(tokenizer: TokenizerLike, words: torch.Tensor, max_len: int, temp
     runner._choice._capturable = DeviceSampler(MAX_ROWS, VOCAB_SIZE, torch.device("cpu"))
     runner._graphs = Replays(runner._choice._ids, words)
     options = CacheOptions()
-    scheduler = ContinuousBatchScheduler(create_cache(layout, options), SchedulerOptions(MAX_ROWS, MAX_TOKENS))
-    spec = ModelSpec("none", VOCAB_SIZE, max_len, GROUPS, "cpu", "bfloat16", 0, 0, supports_overlap=True)
+    scheduler = ContinuousBatchScheduler(create_cache(layout, options), scheduling)
+    spec = ModelSpec("none", VOCAB_SIZE, max_len, groups, "cpu", "bfloat16", 0, 0, supports_overlap=True)
     return LoadedModel(backend, scheduler, tokenizer, ChatTemplate(template, {}), spec, GenerationDefaults(temperature=0.0), max_len, 0)
 
 
-def create_engine(tokenizer: TokenizerLike, words: torch.Tensor, clock: StepClock, max_len: int) -> Engine:
+def create_engine(
+    tokenizer: TokenizerLike,
+    words: torch.Tensor,
+    clock: StepClock,
+    max_len: int,
+    groups: tuple[LayerGroup, ...] = GROUPS,
+    scheduling: SchedulerOptions = MIXED,
+) -> Engine:
     """See `load_model`."""
     sinks = tuple(Sinks.create("none", SinkOptions(), clock))
-    engine = Engine(lambda: load_model(tokenizer, words, max_len), EngineOptions(request_deadline_s=None), sinks, clock)
+
+    def load() -> LoadedModel:
+        return load_model(tokenizer, words, max_len, groups=groups, scheduling=scheduling)
+
+    engine = Engine(load, EngineOptions(request_deadline_s=None), sinks, clock)
     engine.load()
     gc.collect()
     gc.freeze()

@@ -48,6 +48,46 @@ def test_nothing_is_shared_before_its_step_is_collected() -> None:
     assert cache.cached(prompt(0, 20)) == 8
 
 
+@pytest.mark.parametrize("groups", [FULL_ONLY, WINDOW_8])
+def test_what_is_prepared_hangs_in_the_tree_as_far_as_it_is_collected(groups: tuple[LayerGroup, ...]) -> None:
+    cache = Cache(groups)
+    request = cache.start(prompt(0, 41))
+    assert cache.extend(request, 41)
+    request.num_computed_tokens = 41
+    cache.prepare(request, 30)
+    cache.prepare(request, 41)
+    assert cache.cached(prompt(0, 41)) == 0
+    for collected, cached in ((2, 0), (22, 20), (39, 36)):
+        request.num_collected_tokens = collected
+        cache.commit(request)
+        cache.check_integrity([request])
+        assert cache.cached(prompt(0, 41)) == cached
+    cache.end(request)
+    assert cache.cached(prompt(0, 60)) == 36
+    assert len(list(cache.prefix._nodes())) == 9
+
+
+@pytest.mark.parametrize("groups", [FULL_ONLY, WINDOW_8])
+def test_what_is_prepared_joins_what_another_cached_meanwhile(groups: tuple[LayerGroup, ...]) -> None:
+    cache = Cache(groups)
+    first, second = cache.start(prompt(0, 25)), cache.start(prompt(0, 20) + prompt(90, 21))
+    assert cache.extend(second, 41)
+    second.num_computed_tokens = 41
+    cache.prepare(second, 41)
+    assert cache.compute(first)
+    second.num_collected_tokens = 13
+    cache.commit(second)
+    assert cache.prefix.duplicates(second) == [node.block for node in cache.prefix._holds[second.request_id].node.path()]
+    second.num_collected_tokens = 41
+    cache.commit(second)
+    cache.check_integrity(cache.running)
+    assert cache.cached(prompt(0, 20) + prompt(90, 30)) == 40
+    assert cache.cached(prompt(0, 60)) == 24
+    assert len(list(cache.prefix._nodes())) == 5 + 1 + 5
+    cache.end(second)
+    cache.end(first)
+
+
 def test_sharers_hold_one_copy_and_one_may_leave() -> None:
     cache = Cache(WINDOW_8)
     first = cache.start(prompt(0, 40))

@@ -160,6 +160,8 @@ class Driver:
             for request, samples in zip(plan.requests, plan.samples, strict=True)
             if samples and not request.finished and request.num_output_tokens + 1 >= self.stop_after[request.request_id]
         }
+        if plan.step_id % 3:  # it may be left out
+            self.scheduler.prepare(plan)
         self.scheduler.update(plan, result, stops)
         self._note_ends()
 

@@ -119,6 +119,7 @@ class StepPipeline:
             self._backend.sample(step.handle, self._processor.masks(step.plan) if step.masked else None)
 
     def _collect(self, step: _InFlight) -> CollectedStep | None:
+        self._scheduler.prepare(step.plan)
         try:
             with step.times.phase(Phase.COLLECT):
                 result = self._backend.collect(step.handle)

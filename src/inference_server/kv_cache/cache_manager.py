@@ -121,6 +121,11 @@ class CacheManager:
         self._hit_tokens += request.num_cached_tokens
         self._miss_tokens += request.num_prompt_tokens - request.num_cached_tokens
 
+    def prepare(self, request: ScheduledRequest, num_tokens: int) -> None:
+        """Do ahead of time what takes long of a `commit` of the request's first tokens."""
+        if self._prefix is not None:
+            self._prefix.prepare(request, num_tokens)
+
     def commit(self, request: ScheduledRequest) -> None:
         """Let others start from the full blocks that the request has collected."""
         if self._prefix is not None:

@@ -8,33 +8,18 @@ The idea of the tree is RadixAttention's (Zheng et al., "SGLang: Efficient Execu
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.core.request import ScheduledRequest
 from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.eviction import EvictionPolicy, EvictionQueue
 from inference_server.kv_cache.exact_match import ExactMatchIndex
+from inference_server.kv_cache.prefix_hold import PrefixHold
 from inference_server.kv_cache.prefix_names import PrefixNames
 from inference_server.kv_cache.prefix_node import BlockKey, PrefixNode, block_keys
 from inference_server.kv_cache.window_blocks import WINDOW, WindowBlocks
 
 FULL = 0
-
-
-@dataclass(slots=True)
-class _Hold:
-    """What a request locks: `node` and all above it.
-
-    found: the last node of its tokens when it came, whether or not it can be resumed there.
-    prompt_end: the last one above, until the request's own takes its place.
-    duplicates: blocks of nodes that it locks while its tables hold copies of its own.
-    """
-
-    node: PrefixNode
-    found: PrefixNode
-    prompt_end: PrefixNode | None = None
-    duplicates: list[int] = field(default_factory=list)
 
 
 class PrefixCache:
@@ -50,7 +35,7 @@ class PrefixCache:
         self._windows = WindowBlocks(pool)
         self._root = PrefixNode()
         self._exact = ExactMatchIndex()
-        self._holds: dict[str, _Hold] = {}
+        self._holds: dict[str, PrefixHold] = {}
         self._policy = policy
         self._names = names
         self._queue = EvictionQueue(policy, self._is_evictable)
@@ -69,7 +54,7 @@ class PrefixCache:
         found = self._find(request)
         nodes = self._windows.resumable(found)
         self._time += 1
-        hold = _Hold(nodes[-1] if nodes else self._root, found[-1] if found else self._root)
+        hold = PrefixHold(nodes[-1] if nodes else self._root, found[-1] if found else self._root)
         self._holds[request.request_id] = hold
         for node in nodes:
             node.last_used = self._time
@@ -89,7 +74,7 @@ class PrefixCache:
         duplicates = [node.block for node, block in zip(nodes, blocks, strict=False) if node.block != block]
         self._pool.share(FULL, duplicates)
         node = nodes[-1] if nodes else self._root
-        self._holds[child.request_id] = _Hold(node, node, held.prompt_end, duplicates)
+        self._holds[child.request_id] = PrefixHold(node, node, held.prompt_end, duplicates)
 
     def found(self, request: ScheduledRequest) -> PrefixNode:
         """The node at which the search for the request's tokens ended."""
@@ -102,48 +87,43 @@ class PrefixCache:
         end = (node.depth + 1) * self._block_size
         return end < len(request.token_ids) and self._keys(request, node.depth, node.depth + 1)[0] in node.children
 
+    def prepare(self, request: ScheduledRequest, num_tokens: int) -> None:
+        """Make the nodes of the request's first tokens, for `commit` to hang them into the tree: most of its work, done ahead of time."""
+        hold = self._holds.get(request.request_id)
+        if hold is not None:
+            first, end = hold.depth, min(num_tokens, len(request.token_ids)) // self._block_size
+            hold.prepare(self._keys(request, first, end), request.block_tables[FULL].block_ids[first:end])
+
     def commit(self, request: ScheduledRequest) -> None:
         """Cache the full blocks of what the request has collected."""
         hold = self._holds.get(request.request_id)
         size, num_blocks = self._block_size, request.num_collected_tokens // self._block_size
         if hold is None or num_blocks <= hold.node.depth:
             return
-        node = hold.node
         self._time += 1
-        full = request.block_tables[FULL].block_ids
-        window = request.block_tables[WINDOW].block_ids if self._windows.exist else [0] * num_blocks
+        start = hold.node
+        self.prepare(request, num_blocks * size)
+        nodes = self._join(hold, num_blocks) if start.children else []
+        parting = nodes[-1] if nodes else start
+        new = self._grow(hold, parting, num_blocks) if parting.depth < num_blocks else []
+        nodes += new
+        for node in nodes:
+            node.last_used = self._time
+        if self._windows.exist:
+            self._keep_windows(nodes, request.block_tables[WINDOW].block_ids)
         # Where the same prompt would resume, should it come again.
         prompt_end = (request.num_prompt_tokens - 1) // size
-        grown: PrefixNode | None = None
-        new: list[int] = []
-        in_window: list[PrefixNode] = []
-        for index, key in enumerate(self._keys(request, node.depth, num_blocks), node.depth):
-            child = node.children.get(key)
-            if child is None:
-                grown = grown or node
-                child = node.children[key] = PrefixNode(node, key, index + 1, full[index])
-                new.append(full[index])
-                if self._names is not None:
-                    self._names.added(child)
-            else:
-                self._join(hold, child, full[index])
-            if window[index] and not child.window_block:
-                in_window.append(child)
-            child.last_used = self._time
-            if index + 1 == prompt_end:
-                self._move_prompt_end(hold, child)
-            node = child
-        hold.node = node
-        self._pool.keep(FULL, new)
-        if in_window:
-            self._windows.keep(in_window, [window[child.depth - 1] for child in in_window])
-        if grown is None:
+        if start.depth < prompt_end <= num_blocks:
+            self._move_prompt_end(hold, nodes[prompt_end - start.depth - 1])
+        hold.node = node = nodes[-1]
+        del hold.ahead[: len(nodes)]
+        if not new:
             return
-        if node.parent is grown and grown.is_boundary and len(grown.children) == 1:
+        if node.parent is parting and parting.is_boundary and len(parting.children) == 1:
             self._windows.move_boundary(node)
         else:  # in this order, what both need stays needed throughout
             self._update_boundary(node)
-            self._update_boundary(grown)
+            self._update_boundary(parting)
 
     def window_released(self, blocks: Iterable[int]) -> None:
         """A request let go of these window blocks."""
@@ -222,15 +202,37 @@ class PrefixCache:
             keys[0] += request.cache_salt.encode()
         return keys
 
-    def _join(self, hold: _Hold, node: PrefixNode, block: int) -> None:
-        """The request has computed what another did before: keep one of the two, and lock that."""
-        if self._pool.ref_count(FULL, node.block):
-            self._pool.share(FULL, [node.block])
-            hold.duplicates.append(node.block)
-        else:
-            self._pool.drop(FULL, node.block)
-            self._pool.keep(FULL, [block])
-            node.block = block
+    def _join(self, hold: PrefixHold, num_blocks: int) -> list[PrefixNode]:
+        """Lock the nodes of what others computed before the request did, and keep one of the two blocks of each."""
+        node, nodes = hold.node, []
+        for own in hold.ahead[: num_blocks - node.depth]:
+            child = node.children.get(own.key)
+            if child is None:
+                break
+            if self._pool.ref_count(FULL, child.block):
+                self._pool.share(FULL, [child.block])
+                hold.duplicates.append(child.block)
+            else:
+                self._pool.drop(FULL, child.block)
+                self._pool.keep(FULL, [own.block])
+                child.block = own.block
+            nodes.append(child)
+            node = child
+        return nodes
+
+    def _grow(self, hold: PrefixHold, parting: PrefixNode, num_blocks: int) -> list[PrefixNode]:
+        """Add the nodes of the request's blocks below the one behind which nobody has been."""
+        nodes = hold.hang(parting, num_blocks)
+        self._pool.keep(FULL, [node.block for node in nodes])
+        if self._names is not None:
+            for node in nodes:
+                self._names.added(node)
+        return nodes
+
+    def _keep_windows(self, nodes: Sequence[PrefixNode], blocks: Sequence[int]) -> None:
+        """Keep the window blocks, of a request's table, that the nodes on its path lack."""
+        lacking = [node for node in nodes if not node.window_block and blocks[node.depth - 1]]
+        self._windows.keep(lacking, [blocks[node.depth - 1] for node in lacking])
 
     def _drop_window(self, node: PrefixNode) -> None:
         self._windows.drop(node)
@@ -256,7 +258,7 @@ class PrefixCache:
     def _update_boundary(self, node: PrefixNode) -> None:
         self._windows.set_boundary(node, node is not self._root and len(node.children) != 1)
 
-    def _move_prompt_end(self, hold: _Hold, node: PrefixNode) -> None:
+    def _move_prompt_end(self, hold: PrefixHold, node: PrefixNode) -> None:
         """A chat is not likely to go back behind its latest prompt."""
         self._windows.set_prompt_end(node, True)
         if hold.prompt_end is not None and hold.prompt_end is not node:

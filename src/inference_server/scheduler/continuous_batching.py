@@ -100,6 +100,11 @@ class ContinuousBatchScheduler:
                 return None
             resting = None
 
+    def prepare(self, plan: StepPlan) -> None:
+        """Most of what it takes to cache a prompt."""
+        for row in plan.prefill_rows:
+            self._cache.prepare(plan.requests[row], plan.starts[row] + plan.num_new_tokens[row])
+
     def update(self, plan: StepPlan, result: StepResult, stops: Mapping[str, FinishReason]) -> None:
         """A request that has all its max_tokens and is not in `stops` ends too, by LENGTH."""
         self._observe(plan, result.elapsed_s)

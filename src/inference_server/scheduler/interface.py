@@ -28,6 +28,10 @@ class SchedulerInterface(Protocol):
         """
         ...
 
+    def prepare(self, plan: StepPlan) -> None:
+        """Do what can be done for `update` while a launched step still runs."""
+        ...
+
     def update(self, plan: StepPlan, result: StepResult, stops: Mapping[str, FinishReason]) -> None:
         """Take in a collected step: append sampled tokens, advance the returned counters, finish the requests in `stops`.
 

@@ -1,0 +1,49 @@
+"""`PrefixHold`: what one request has locked of the prefix tree, and the nodes that it is about to add."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from inference_server.kv_cache.prefix_node import BlockKey, PrefixNode
+
+
+@dataclass(slots=True)
+class PrefixHold:
+    """What a request locks: `node` and all above it.
+
+    found: the last node of its tokens when it came, whether or not it can be resumed there.
+    prompt_end: the last one above, until the request's own takes its place.
+    duplicates: blocks of nodes that it locks while its tables hold copies of its own.
+    ahead: nodes of its blocks behind `node`, one below the other, that do not hang in the tree yet.
+    """
+
+    node: PrefixNode
+    found: PrefixNode
+    prompt_end: PrefixNode | None = None
+    duplicates: list[int] = field(default_factory=list)
+    ahead: list[PrefixNode] = field(default_factory=list)
+
+    @property
+    def depth(self) -> int:
+        """Of the last node ahead."""
+        return self.node.depth + len(self.ahead)
+
+    def prepare(self, keys: Sequence[BlockKey], blocks: Sequence[int]) -> None:
+        """Make the nodes that come next, by their keys and their blocks in the full group."""
+        above = self.ahead[-1] if self.ahead else None
+        for depth, (key, block) in enumerate(zip(keys, blocks, strict=True), self.depth + 1):
+            node = PrefixNode(above, key, depth, block)
+            if above is not None:
+                above.children[key] = node
+            self.ahead.append(node)
+            above = node
+
+    def hang(self, parting: PrefixNode, depth: int) -> list[PrefixNode]:
+        """Hang the nodes ahead below `parting`, which has none like them, down to a depth; they stay in `ahead`."""
+        first, stop = parting.depth - self.node.depth, depth - self.node.depth
+        nodes = self.ahead[first:stop]
+        nodes[0].parent = parting
+        parting.children[nodes[0].key] = nodes[0]
+        if stop < len(self.ahead):  # of a step that has not been collected
+            nodes[-1].children.clear()
+            self.ahead[stop].parent = None
+        return nodes
