@@ -51,13 +51,15 @@ class CudaGraphPool:
     def capture(self, launches: Mapping[Hashable, Callable[[], None]]) -> None:
         """Capture them in their order; the largest should come first, whose memory then serves the others.
 
-        Each is run once before, for kernels that are compiled or chosen at their first call.
+        Each is run once before, for kernels that are compiled or chosen at their first call, and replayed once, since the first replay
+        also sends the graph to the device, which takes most of a millisecond of a prompt's.
         """
         for key, launch in tqdm(launches.items(), desc="capturing CUDA graphs", unit="graph", disable=None):
             launch()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
                 launch()
+            graph.replay()
             self._graphs[key] = graph
 
     def replay(self, key: Hashable) -> None:
