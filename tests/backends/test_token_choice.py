@@ -9,6 +9,7 @@ from torch import Tensor
 from inference_server.backends.token_choice import TokenChoice
 from inference_server.core.request import ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
+from inference_server.kernels.reference import keep_tokens
 from inference_server.sampling.token_rows import Sampled, SamplingRows
 from inference_server.sampling.token_sampler import TokenSampler
 
@@ -37,8 +38,10 @@ class DeviceSampling:
 def test_replayed_draws_and_others_share_a_sampler() -> None:
     sampling = DeviceSampling()
     model = SimpleNamespace(compute_logits=lambda hidden: hidden.clone(), likeliest=lambda hidden: hidden.argmax(-1))
+    newest_ids = torch.zeros(MAX_ROWS, dtype=torch.int64)
+    slots = torch.arange(MAX_ROWS)
     batch = SimpleNamespace(
-        max_rows=MAX_ROWS, newest_ids=torch.zeros(MAX_ROWS, dtype=torch.int64), sampled_slots=torch.zeros(MAX_ROWS, dtype=torch.int64)
+        max_rows=MAX_ROWS, newest_ids=newest_ids, keep=lambda ids, out: keep_tokens(ids, slots[: len(ids)], newest_ids, out)
     )
     hidden = torch.zeros(MAX_ROWS, VOCAB)
     choice = TokenChoice(model, batch, sampling)  # type: ignore[arg-type]
@@ -50,7 +53,6 @@ def test_replayed_draws_and_others_share_a_sampler() -> None:
         requests = [ScheduledRequest("r", [3] * position, p, 0.0, num_prompt_tokens=3, slot=slot) for slot, p in enumerate(params)]
         rows = SamplingRows(requests, [position] * len(params), range(len(params)))
         hidden.normal_(std=3, generator=generator)
-        batch.sampled_slots[:] = torch.arange(MAX_ROWS)
         expected = TokenSampler(MAX_ROWS)(hidden[: len(params)].clone(), rows).token_ids
         assert choice(hidden, rows, graphs).token_ids.tolist() == expected.tolist()  # type: ignore[arg-type]
         assert batch.newest_ids[: len(params)].tolist() == expected.tolist()

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed: its kernels exist on Linux only")
 
 from inference_server.kernels import reference
-from inference_server.kernels.gpu.place_tokens import place_tokens
+from inference_server.kernels.gpu.place_tokens import keep_tokens, place_tokens
 from inference_server.kernels.step_rows import StepRows, TokenPlaces
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -21,8 +21,8 @@ def places(num_tokens: int) -> TokenPlaces:
 
 @pytest.mark.parametrize(
     "counts, num_tokens",
-    [([1, 1, 1], 3), ([1, 5, 300], 320), ([1, 700, 0, 0], 701), ([], 5), ([1] * 8, 8)],
-    ids=["singles", "mixed", "padding rows", "nothing", "all slots"],
+    [([1, 1, 1], 3), ([1, 5, 300], 320), ([1, 700, 0, 0], 701), ([], 5), ([1] * 8, 8), ([1, 600], 2000)],
+    ids=["singles", "mixed", "padding rows", "nothing", "all slots", "much padding"],
 )
 def test_against_the_reference(counts: list[int], num_tokens: int) -> None:
     generator = torch.Generator().manual_seed(len(counts))
@@ -47,3 +47,14 @@ def test_against_the_reference(counts: list[int], num_tokens: int) -> None:
     reference.place_tokens(step, known, newest, tables, BLOCK, expected)
     for name, mine, theirs in zip(TokenPlaces._fields, ours, expected, strict=True):
         assert torch.equal(mine, theirs), name
+
+
+@pytest.mark.parametrize("rows", [1, 9, 300])
+def test_sampled_ids_are_kept(rows: int) -> None:
+    ids = torch.arange(500, 500 + rows, device=DEVICE)
+    slots = torch.randperm(rows + 3, generator=torch.Generator().manual_seed(rows))[:rows].to(DEVICE, torch.int32)
+    ours, expected = ([torch.full((rows + 3,), -7, device=DEVICE) for _ in range(2)] for _ in range(2))
+    keep_tokens(ids, slots, *ours)
+    reference.keep_tokens(ids, slots, *expected)
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert torch.equal(mine, theirs)

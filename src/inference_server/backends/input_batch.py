@@ -90,6 +90,10 @@ class InputBatch:
         """int32 [max_rows], the slots of the sampling rows, padded with the padding's slot."""
         return Sections.of(self._staging.device, self.max_rows).sampled_slots
 
+    def keep(self, ids: Tensor, out: Tensor) -> None:
+        """Keep the ids, int64 [rows], of the staged step's sampling rows: each as its slot's newest, all in the first places of `out`."""
+        self._ops.keep_tokens(ids, self.sampled_slots[: len(ids)], self.newest_ids, out)
+
     def stage(self, plan: StepPlan, shape: StepShape) -> None:
         """Send the plan's numbers to the device, padded to the shape. The next forward of this shape computes this plan."""
         side = self._sides[self._staging.begin()]

@@ -44,7 +44,7 @@ class TokenChoice:
                 graphs.replay((self._capturable.prepare(self._params, rows.positions, rows.slots), size))
             else:
                 ids, scores = self._sampler(self._model.compute_logits(hidden[:num_rows]), rows)
-                self._keep(ids)
+                self._batch.keep(ids, self._ids)
         return Sampled(self._ids[:num_rows], scores)
 
     def launches(self, hidden: Tensor, sizes: Sequence[int]) -> dict[Hashable, Callable[[], None]]:
@@ -62,13 +62,9 @@ class TokenChoice:
             return sampler.run(self._model.compute_logits(hidden[:size]), variant)
 
         def launch(variant: "SamplingVariant", size: int) -> Callable[[], None]:
-            return lambda: self._keep(choose(variant, size))
+            return lambda: self._batch.keep(choose(variant, size), self._ids)
 
         return {(variant, size): launch(variant, size) for variant in SamplingVariant for size in reversed(sizes)}
-
-    def _keep(self, ids: Tensor) -> None:
-        self._ids[: len(ids)] = ids
-        self._batch.newest_ids[self._batch.sampled_slots[: len(ids)]] = ids
 
     def _draws_as_they_are(self, rows: SamplingRows) -> bool:
         if rows.masks is not None:

@@ -234,3 +234,12 @@ def place_tokens(rows: StepRows, known_ids: Tensor, newest_ids: Tensor, block_ta
     out.input_ids[:count] = torch.where(known < 0, newest_ids[slot], known)
     out.positions[:count] = positions
     out.slot_mapping[:, :count] = blocks * block_size + positions % block_size
+
+
+def keep_tokens(ids: Tensor, slots: Tensor, newest_ids: Tensor, out: Tensor) -> None:
+    """Keep the sampled ids, int64 [rows], as the newest ones of their slots, int32 [rows], and in the first places of `out`.
+
+    newest_ids: int64 [slots]. Of rows of one slot, the padding's, any may win.
+    """
+    out[: len(ids)] = ids
+    newest_ids[slots] = ids

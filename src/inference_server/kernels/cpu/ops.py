@@ -46,6 +46,7 @@ class CpuOps:
 
     experts = staticmethod(reference.experts)
     place_tokens = staticmethod(reference.place_tokens)
+    keep_tokens = staticmethod(reference.keep_tokens)
     rotary_angles = staticmethod(reference.rotary_angles)
     route = staticmethod(reference.route)
 

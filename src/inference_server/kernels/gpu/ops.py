@@ -13,7 +13,7 @@ from inference_server.kernels.gpu.attention_mass import TritonMassAttention
 from inference_server.kernels.gpu.experts import TritonExperts
 from inference_server.kernels.gpu.fused_norm import add_norm
 from inference_server.kernels.gpu.linear import TritonLinear
-from inference_server.kernels.gpu.place_tokens import place_tokens
+from inference_server.kernels.gpu.place_tokens import keep_tokens, place_tokens
 from inference_server.kernels.gpu.rope_kv import norm_rotate_store, rotary_angles
 from inference_server.kernels.gpu.route import route
 from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue
@@ -28,6 +28,7 @@ class TritonOps:
     dtype: torch.dtype
 
     place_tokens = staticmethod(place_tokens)
+    keep_tokens = staticmethod(keep_tokens)
     route = staticmethod(route)
     norm_rotate_store = staticmethod(norm_rotate_store)
     rotary_angles = staticmethod(rotary_angles)
