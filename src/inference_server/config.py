@@ -91,7 +91,7 @@ class Settings(BaseSettings):
         None, gt=0, description="Most prompt tokens of one request in one forward; unset: on CUDA MAX_BATCHED_TOKENS, else 512"
     )
     unnoticed_itl_ms: float = Field(
-        10.0, ge=0, description="Prompts at most double the time between others' tokens, or bring it to this; 0: never more than double"
+        20.0, ge=0, description="Prompts at most double the time between others' tokens, or bring it to this; 0: never more than double"
     )
     scheduling_policy: PolicyName = Field(
         PolicyName.FAIR, description="fair (equal shares between clients) or fcfs (first come, first served)"

@@ -82,7 +82,7 @@ class SchedulerOptions:
     max_batched_tokens: int = 2048
     prefill_mode: PrefillMode = PrefillMode.MIXED
     prefill_chunk_size: int | None = None
-    unnoticed_itl_ms: float = 10.0
+    unnoticed_itl_ms: float = 20.0
     scheduling_policy: PolicyName = PolicyName.FAIR
 
     def on(self, device: str) -> "SchedulerOptions":
