@@ -122,7 +122,10 @@ class PrometheusSink(Collector):
     def render(self, snapshot: EngineSnapshot, accept: str) -> tuple[bytes, str]:
         """The exposition and its content type, in the format that `accept` (a header's value) prefers."""
         self._snapshot = snapshot
-        encoder, content_type = choose_encoder(accept)
+        try:
+            encoder, content_type = choose_encoder(accept)
+        except TypeError:  # the library compares versions that are no numbers with numbers
+            encoder, content_type = choose_encoder("")
         return encoder(self.registry), content_type
 
     def collect(self) -> Iterator[Metric]:
