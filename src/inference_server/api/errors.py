@@ -18,6 +18,7 @@ from inference_server.core import errors
 
 CLIENT_CLOSED_REQUEST = 499
 MAX_REPORTED_PROBLEMS = 3
+TOO_DEEP = "the body is nested too deeply"
 
 STATUS: Mapping[type[errors.InferenceServerError], int] = MappingProxyType(
     {
@@ -100,6 +101,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnectedError, _client_gone)
+    app.add_exception_handler(RecursionError, _too_deep)
 
 
 async def _engine_error(request: Request, error: Exception) -> Response:
@@ -122,6 +124,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _too_deep(request: Request, error: Exception) -> Response:
+    """Nothing here recurses but over what a client sent, and what was just read may be too deep to be written."""
+    return json_error(400, error_body(400, TOO_DEEP))
 
 
 def describe(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
