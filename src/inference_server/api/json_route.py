@@ -16,10 +16,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
-from inference_server.api.errors import ClientDisconnectedError
+from inference_server.api.errors import TOO_DEEP, ClientDisconnectedError
 from inference_server.api.headers import header
-
-from inference_server.api.errors import TOO_DEEP
 
 MAX_OBJECTS = 16_384
 
