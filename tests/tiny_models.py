@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
     Gemma4UnifiedForCausalLM,
@@ -26,6 +28,16 @@ COMMON: dict[str, Any] = {
     "head_dim": 16,
     "max_position_embeddings": 256,
     "initializer_range": 0.1,
+    "eos_token_id": None,
+}
+SMALL_GEMMA3: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
     "eos_token_id": None,
 }
 GEMMA4: dict[str, Any] = {
@@ -84,6 +96,12 @@ def save_tiny(name: str, folder: Path) -> PreTrainedModel:
     model.get_input_embeddings().weight.data *= 0.02
     model.save_pretrained(folder)
     return model
+
+
+def gemma3(**config: Any) -> Gemma3ForCausalLM:
+    """As small as it gets: for tests of what runs a model, where many forwards matter more than its options."""
+    torch.manual_seed(2)
+    return Gemma3ForCausalLM(Gemma3TextConfig(**{**SMALL_GEMMA3, **config}))
 
 
 def gemma4(**config: Any) -> Gemma4ForCausalLM:

@@ -4,10 +4,10 @@ Placement, health, restarts, scaling and the HTTP proxy are Serve's; which repli
 """
 
 import asyncio
+import logging
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from types import MappingProxyType
 from typing import Any
 
 from ray import serve
@@ -32,10 +32,11 @@ INGRESS_MAX_ONGOING = 10_000
 SHUTDOWN_S = 25.0  # as docs/operations.md says: the step that runs, slow readers, what is written last
 
 # What a replica is asked for where the fleet has a route of its own. Keys are the replicas' business: whom they refuse, the fleet does.
-ASKED_FOR: Mapping[str, str] = MappingProxyType(
-    {"/fleet": "/static/fleet.html", "/fleet/stats": "/scheduler/stats", "/fleet/metrics": "/metrics"}
-)
+ASKED_FOR: Mapping[str, str] = {"/fleet": "/static/fleet.html", "/fleet/stats": "/scheduler/stats", "/fleet/metrics": "/metrics"}
 FIGURES = frozenset({"/fleet/stats", "/fleet/metrics"})
+LOST = (RayActorError, WorkerCrashedError, ObjectLostError)  # how a replica's death looks to its callers
+
+logger = logging.getLogger(__name__)
 
 
 class Replica:
@@ -90,7 +91,7 @@ class Ingress:
         forwarded = await self._forwarded(request, ASKED_FOR.get(path, path), body)
         head, pieces = await self._forwarder.answer(forwarded)
         if path in FIGURES and head.status == 200:
-            return await self._own_route(path, request)
+            return await self._own_route(path)
         response = StreamingResponse(pieces, head.status)
         # Serve's proxy has given the request an X-Request-Id if its client had not, and puts it into the answer.
         response.raw_headers = [(name, value) for name, value in head.headers if name != b"x-request-id"]
@@ -104,11 +105,11 @@ class Ingress:
         client = (request.client.host, request.client.port) if request.client else None
         return ForwardedRequest(request.method, path, request.scope["query_string"], tuple(request.headers.raw), body, client, key)
 
-    async def _own_route(self, path: str, request: Request) -> Response:
+    async def _own_route(self, path: str) -> Response:
         stats = await self._stats()
         if path == "/fleet/stats":
             return JSONResponse(stats)
-        exposition, content_type = render(stats, request.headers.get("accept", ""))
+        exposition, content_type = render(stats)
         return Response(exposition, headers={"Content-Type": content_type})
 
     async def _call(self, request: ForwardedRequest) -> AsyncGenerator[ResponseHead | bytes, None]:
@@ -119,7 +120,7 @@ class Ingress:
             async for item in response:
                 yield item
             ended = True
-        except (RayActorError, WorkerCrashedError, ObjectLostError) as error:
+        except LOST as error:
             ended = True
             raise ReplicaLostError from error
         except BackPressureError as error:
@@ -140,11 +141,18 @@ class Ingress:
         return b"".join(parts)
 
     async def _stats(self) -> dict[str, Any]:
-        """What every replica says of itself now; those that died meanwhile are left out."""
         answers = await self._replicas.broadcast("stats").results_async(return_exceptions=True)
         forwarder = self._forwarder
         counts = {"retries": forwarder.retries_total, "broken": forwarder.broken_total, "refused": forwarder.refused_total}
-        return {"replicas": [answer for answer in answers if isinstance(answer, dict)], **counts}
+        return {"replicas": answered(answers), **counts}
+
+
+def answered(answers: Sequence[dict[str, Any] | Exception]) -> list[dict[str, Any]]:
+    """What replicas say of themselves. Those that died meanwhile are left out, and so are those that failed, which the log tells."""
+    for error in answers:
+        if isinstance(error, Exception) and not isinstance(error, LOST):
+            logger.error("a replica cannot say how it is", exc_info=error)
+    return [answer for answer in answers if not isinstance(answer, Exception)]
 
 
 def fleet(settings: Settings, options: FleetOptions, load: Load | None = None) -> serve.Application:

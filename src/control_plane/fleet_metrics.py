@@ -6,9 +6,9 @@ A replica's label is its id while it lives, so there are as many series as there
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 PREFIX = "inference_server_fleet_"
@@ -54,9 +54,8 @@ class FleetMetrics(Collector):
             yield CounterMetricFamily(f"{PREFIX}{name}", documentation, value=self._stats[name])
 
 
-def render(stats: Mapping[str, Any], accept: str) -> tuple[bytes, str]:
-    """The exposition and its content type, in the format that `accept` (a header's value) prefers."""
+def render(stats: Mapping[str, Any]) -> tuple[bytes, str]:
+    """The exposition in Prometheus's text format, and its content type."""
     registry = CollectorRegistry()
     registry.register(FleetMetrics(stats))
-    encoder, content_type = choose_encoder(accept)
-    return encoder(registry), content_type
+    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4

@@ -76,7 +76,7 @@ class ReplicaServer:
             waiting_tokens=scheduler.waiting_tokens,
             waiting=scheduler.num_waiting,
             queue_s=scheduler.waiting_tokens / scheduler.drain_rate if scheduler.drain_rate else 0.0,
-            kv_pressure=cache.used_blocks / cache.total_blocks if cache.total_blocks else 0.0,
+            kv_pressure=cache.utilization,
             hit_tokens=cache.hit_tokens,
             miss_tokens=cache.miss_tokens,
             end=end,

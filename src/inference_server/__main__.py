@@ -1,6 +1,7 @@
 """`python -m inference_server`: the server from the command line, with a flag for every setting (`--help`)."""
 
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,23 +18,32 @@ GRACE_S = 5  # after the drain, for clients that read slowly
 def main(argv: Sequence[str] = ()) -> None:
     """Serve until a signal ends the process. argv: flags, without the program's name."""
     settings = Settings.from_cli(argv)
-    config = uvicorn.Config(
-        create_app(settings),
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        http=HttpProtocol,
-        timeout_graceful_shutdown=GRACE_S,
-        ws="none",
-    )
-    sock = config.bind_socket()
-    sock.listen(config.backlog)  # whoever reads the address may connect at once
-    host = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else settings.host
-    sys.stdout.write(f"inference-server: http://{host}:{sock.getsockname()[1]}/\n")
+    app = create_app(settings)
+    config = uvicorn.Config(app, log_config=None, http=HttpProtocol, timeout_graceful_shutdown=GRACE_S, ws="none")
+    sock = listen(settings.host, settings.port, config.backlog)  # whoever reads the address may connect at once
+    sys.stdout.write(f"inference-server: {local_url(settings.host, sock.getsockname()[1])}\n")
     sys.stdout.flush()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has shut down; who was asked to end has not failed
         uvicorn.Server(config).run(sockets=[sock])
+
+
+def listen(host: str, port: int, backlog: int) -> socket.socket:
+    """Ends the process with one line where that cannot be."""
+    is_ipv6 = ":" in host
+    try:
+        family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=backlog, dualstack_ipv6=is_ipv6)
+    except OSError as error:
+        sys.stderr.write(f"inference-server: HOST, PORT: {error.strerror}\n")
+        raise SystemExit(2) from None
+
+
+def local_url(host: str, port: int) -> str:
+    """Where a browser on this machine finds a server that listens there."""
+    if host in ("127.0.0.1", "0.0.0.0", "::"):
+        host = "localhost"
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from api_server import Start, TestServer, running
 from echo_model import EchoBackend, load_echo
@@ -27,6 +28,13 @@ def echo_server() -> Iterator[TestServer]:
 @pytest.fixture(scope="session")
 def server(echo_server: TestServer) -> TestServer:
     return echo_server
+
+
+@pytest.fixture
+def sdk(server: TestServer) -> Iterator[openai.OpenAI]:
+    """The official client of the server that the test's module is about."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as official:
+        yield official
 
 
 @pytest.fixture(scope="session", params=[PROCESS, FLEET])

@@ -86,7 +86,6 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str | None]] = [
     (NATIVE, {"text": "x" * MAX_MODEL_LEN}, "text"),
     (NATIVE, {"text": "a", "priority": "high"}, "priority"),
     (NATIVE, {"text": "a", "session_id": "s" * 257}, "session_id"),
-    (NATIVE, {"text": "x" * MAX_MODEL_LEN}, "text"),
     ("/tokenize", {}, None),
     ("/tokenize", {"prompt": "a", "messages": USER}, None),
     ("/detokenize", {"tokens": "a"}, "tokens"),
@@ -193,6 +192,8 @@ def test_any_json_type_will_do(client: httpx.Client, content_type: str) -> None:
         (CHAT, {"messages": [{"content": "a"}, {"role": "user"}]}, "messages[0].role: Field required"),
         (CHAT, {"messages": USER, "stream_options": {}}, "stream_options is only allowed when stream is true"),
         (TEXT, {"prompt": [1, "a"]}, "prompt: Input should be a valid string; or Input should be a valid integer"),
+        (CHAT, {"messages": USER, "tool_choice": 5}, "tool_choice: Input should be 'none', 'auto' or 'required'; or "),
+        (TEXT, {"prompt": "a", "structured_outputs": {"json": 5}}, "structured_outputs.json: Input should be a valid dictionary; or "),
         ("/tokenize", {}, "exactly one of prompt and messages is required"),
     ],
 )

@@ -31,6 +31,17 @@ def test_an_unreadable_body_is_400_and_says_why(client: httpx.Client, path: str,
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_value")
 
 
+def test_what_can_be_read_and_not_be_written_again_is_nested_too_deeply(client: httpx.Client) -> None:
+    statuses = set()
+    for depth in range(920, 990):
+        schema = '{"default": ' + '{"a":' * depth + "1" + "}" * depth + "}"
+        content = f'{{"text": "a", "structured_outputs": {{"json": {schema}}}}}'
+        answer = client.post("/generate", content=content, headers={"Content-Type": "application/json"})
+        statuses.add((answer.status_code, answer.json()["error"]["message"]))
+    assert {status for status, _ in statuses} == {400}, statuses
+    assert (400, "the body is nested too deeply") in statuses
+
+
 CHATS = [("/generate", {"text": "a"}), ("/v1/chat/completions", {"messages": []}), ("/v1/responses", {"input": "a"})]
 KEYS = ["chat_template_kwargs", "metadata", "tools", "response_format", "text", "messages", "logit_bias", "structured_outputs"]
 

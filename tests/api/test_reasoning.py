@@ -136,15 +136,14 @@ def test_raw_prompts_are_not_looked_into(server: TestServer) -> None:
     assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
-def test_the_openai_client_reads_thoughts(server: TestServer) -> None:
+def test_the_openai_client_reads_thoughts(server: TestServer, sdk: openai.OpenAI) -> None:
     scripted(server, GEMMA_ANSWER)
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        answer = client.chat.completions.create(
-            model="test/echo",
-            messages=[{"role": "user", "content": "Hi"}],
-            reasoning_effort="low",
-            extra_body={"chat_template_kwargs": {"enable_thinking": True}},
-        )
+    answer = sdk.chat.completions.create(
+        model="test/echo",
+        messages=[{"role": "user", "content": "Hi"}],
+        reasoning_effort="low",
+        extra_body={"chat_template_kwargs": {"enable_thinking": True}},
+    )
     assert answer.choices[0].message.reasoning_content == THOUGHT  # type: ignore[attr-defined]
     assert answer.usage is not None
     assert answer.usage.completion_tokens_details is not None

@@ -31,12 +31,6 @@ def server() -> Iterator[TestServer]:
         yield test_server
 
 
-@pytest.fixture
-def client(server: TestServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
-        yield sdk
-
-
 def whole(server: TestServer, **fields: Any) -> dict[str, Any]:
     answer = server.client.post(PATH, json={"input": "Hi", **fields})
     assert answer.status_code == 200, answer.text
@@ -193,25 +187,25 @@ def test_an_error_after_text_is_a_failed_response() -> None:
         assert b"secret" not in raw
 
 
-def test_the_openai_client(server: TestServer, client: openai.OpenAI) -> None:
+def test_the_openai_client(server: TestServer, sdk: openai.OpenAI) -> None:
     backend = scripted(server, ANSWER)
-    answer = client.responses.create(model="test/echo", input="Weather?", tools=TOOLS, reasoning={"effort": "low"})
+    answer = sdk.responses.create(model="test/echo", input="Weather?", tools=TOOLS, reasoning={"effort": "low"})
     assert "<|think|>" in backend.prompts[0]
     assert answer.output_text == "I look."
     calls = [item for item in answer.output if item.type == "function_call"]
     results: list[Any] = [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"} for call in calls]
     question: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]}]
     scripted(server, "Sunny.")
-    final = client.responses.create(model="test/echo", input=[*question, *answer.output, *results], tools=TOOLS)  # type: ignore[list-item]
+    final = sdk.responses.create(model="test/echo", input=[*question, *answer.output, *results], tools=TOOLS)  # type: ignore[list-item]
     assert final.output_text == "Sunny."
     assert f"Weather?<turn|>\n<|turn>model\nI look.{CALL}{CALL}<|tool_response>response:{calls[0].call_id}" in backend.prompts[0]
 
 
-def test_the_openai_client_streams(server: TestServer, client: openai.OpenAI) -> None:
+def test_the_openai_client_streams(server: TestServer, sdk: openai.OpenAI) -> None:
     scripted(server, "Hello")
-    events = list(client.responses.create(model="test/echo", input="Hi", stream=True))
+    events = list(sdk.responses.create(model="test/echo", input="Hi", stream=True))
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "Hello"
-    with client.responses.stream(model="test/echo", input="Hi") as stream:
+    with sdk.responses.stream(model="test/echo", input="Hi") as stream:
         assert stream.get_final_response().output_text == "Hello"
 
 

@@ -50,9 +50,9 @@ def gemma() -> Iterator[TestServer]:
 
 
 @pytest.fixture
-def client(gemma: TestServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{gemma.url}/v1", api_key="none", max_retries=0) as sdk:
-        yield sdk
+def sdk(gemma: TestServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{gemma.url}/v1", api_key="none", max_retries=0) as official:
+        yield official
 
 
 def say(server: TestServer, answer: str) -> None:
@@ -102,14 +102,14 @@ def test_response_format(gemma: TestServer) -> None:
     assert ask(gemma, response_format={"type": "json_schema", "json_schema": {"name": "any"}})["message"]["content"] == "[1]"
 
 
-def test_the_client_parses_a_model_of_its_own(gemma: TestServer, client: openai.OpenAI) -> None:
+def test_the_client_parses_a_model_of_its_own(gemma: TestServer, sdk: openai.OpenAI) -> None:
     say(gemma, '{"name": "Ann", "age": 7, "tags": ["x"], "friend": {"name": ')
-    completion = client.chat.completions.parse(model="test/echo", messages=USER, response_format=Person)
+    completion = sdk.chat.completions.parse(model="test/echo", messages=USER, response_format=Person)
     person = completion.choices[0].message.parsed
     assert person is not None
     assert (person.name, person.age, person.tags) == ("Ann", 7, ["x"])
     assert person.friend is not None
-    response = client.responses.parse(model="test/echo", input="Who?", text_format=Person)
+    response = sdk.responses.parse(model="test/echo", input="Who?", text_format=Person)
     assert response.output_parsed == person
     assert response.text.format is not None
     assert response.text.format.type == "json_schema"

@@ -32,12 +32,6 @@ def server(name: str) -> Iterator[TestServer]:
         yield test_server
 
 
-@pytest.fixture
-def client(server: TestServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
-        yield sdk
-
-
 def ask(server: TestServer, **fields: Any) -> dict[str, Any]:
     answer = server.client.post(CHAT, json={"messages": USER, "tools": TOOLS, **fields})
     assert answer.status_code == 200, answer.text
@@ -115,14 +109,14 @@ def test_calls_and_results_render_back(server: TestServer, name: str) -> None:
     assert "sunny" in backend.prompts[0].rpartition(CALLS[name][-12:])[2]
 
 
-def test_the_openai_client_calls_tools(server: TestServer, client: openai.OpenAI, name: str) -> None:
+def test_the_openai_client_calls_tools(server: TestServer, sdk: openai.OpenAI, name: str) -> None:
     scripted(server, CALLS[name])
-    answer = client.chat.completions.create(model="test/echo", messages=USER, tools=TOOLS, tool_choice="auto")
+    answer = sdk.chat.completions.create(model="test/echo", messages=USER, tools=TOOLS, tool_choice="auto")
     calls = answer.choices[0].message.tool_calls
     assert calls
     assert calls[0].type == "function"
     assert json.loads(calls[0].function.arguments) == ARGUMENTS
-    with client.chat.completions.stream(model="test/echo", messages=USER, tools=TOOLS) as stream:
+    with sdk.chat.completions.stream(model="test/echo", messages=USER, tools=TOOLS) as stream:
         events = [event.type for event in stream]
         final = stream.get_final_completion().choices[0]
     assert "tool_calls.function.arguments.delta" in events

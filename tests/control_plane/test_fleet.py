@@ -17,6 +17,9 @@ from fake_fleet import SETTINGS, URL, client, deploy, replica_pids, stats, strea
 from fleet_sessions import Cached, converse
 from openai import OpenAI
 from ray import serve
+from ray.exceptions import RayActorError
+
+from control_plane.deployment import answered
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
@@ -34,6 +37,13 @@ def say(capsys: pytest.CaptureFixture[str], text: str) -> None:
     """A figure that the run is there to show."""
     with capsys.disabled():
         sys.stdout.write(f"\n{text}\n")
+
+
+def test_a_replica_that_died_is_left_out_and_one_that_failed_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert answered([{"tokens": 1}, RayActorError()]) == [{"tokens": 1}]
+    assert not caplog.records
+    assert answered([ValueError("broken"), {"tokens": 2}]) == [{"tokens": 2}]
+    assert "broken" in caplog.text
 
 
 def test_the_openai_client_is_served() -> None:

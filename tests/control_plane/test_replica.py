@@ -106,6 +106,15 @@ def test_a_client_that_leaves_frees_its_rows() -> None:
     asyncio.run(scenario())
 
 
+def test_a_replica_has_no_address_that_a_simulation_could_call() -> None:
+    async def scenario() -> None:
+        async with replica() as server:
+            head, body = await answer(server, post("/simulate/start"))
+            assert (head.status, json.loads(body)["error"]["code"]) == (404, "not_found")
+
+    asyncio.run(scenario())
+
+
 def test_what_an_application_raises_reaches_the_caller() -> None:
     async def broken(scope: object, receive: object, send: object) -> None:
         raise ValueError("broken")

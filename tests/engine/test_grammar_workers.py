@@ -10,7 +10,7 @@ from constrained_runs import COMPILER
 from engine_fakes import loaded
 from engine_serving import asking, serving, text_of, until
 
-from inference_server.core.errors import InvalidRequestError
+from inference_server.core.errors import InvalidRequestError, RequestAbortedError
 from inference_server.core.grammar import AnswerSpec, CompiledGrammar, GrammarKind, GrammarSpec
 from inference_server.engine.grammar_workers import GrammarWorkers
 from inference_server.engine.loaded_model import LoadedModel
@@ -60,6 +60,18 @@ async def test_whoever_waits_too_long_is_told_which_parameter_it_was() -> None:
     assert caught.value.param == "structured_outputs"
     slow.may.set()
     workers.close()
+
+
+async def test_a_grammar_that_is_queued_when_the_server_stops_is_an_error_and_not_a_cancelled_request() -> None:
+    slow, workers = SlowCompiler(), GrammarWorkers()
+    asked = [asyncio.create_task(workers.compile(asking("a", grammar=choice(text)), model_with(slow))) for text in "abcd"]
+    await until(lambda: len(slow.threads) == 2)
+    asked[2].cancel()
+    workers.close()
+    slow.may.set()
+    ends = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(end) for end in ends[2:]] == [asyncio.CancelledError, RequestAbortedError]
+    assert not any(isinstance(end, BaseException) for end in ends[:2])
 
 
 async def test_the_grammars_used_last_are_kept() -> None:

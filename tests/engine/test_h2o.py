@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_fakes import RecordList, VirtualClock, loaded, run_dry
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+from tiny_models import gemma3
 
 from inference_server.backends.block_mass import COPY_EVERY, HALF_LIFE, BlockMass
 from inference_server.backends.factory import create_backend
@@ -29,22 +29,8 @@ HEADS, FULL_LAYERS, BLOCK = 2, 2, 4
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("gemma3")
-    torch.manual_seed(2)
-    config = Gemma3TextConfig(
-        vocab_size=258,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=4,
-        num_attention_heads=HEADS,
-        num_key_value_heads=1,
-        head_dim=8,
-        layer_types=["sliding_attention", "full_attention"] * FULL_LAYERS,
-        sliding_window=8,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        eos_token_id=None,
-    )
-    Gemma3ForCausalLM(config).save_pretrained(path)
+    layer_types = ["sliding_attention", "full_attention"] * FULL_LAYERS
+    gemma3(vocab_size=258, num_attention_heads=HEADS, layer_types=layer_types, num_hidden_layers=4, sliding_window=8).save_pretrained(path)
     return path
 
 

@@ -10,6 +10,7 @@ from inference_server.core.generation import ChatPrompt, GenerationRequest
 from inference_server.core.model_spec import GenerationDefaults
 from inference_server.core.options import EngineOptions
 from inference_server.core.request import AnswerMode
+from inference_server.core.request_history import RequestHistory
 from inference_server.engine.input_processor import InputProcessor
 from inference_server.parsing.dialect import JSON_CALLS, THINK_TAGS, Dialect
 from inference_server.tokenization.chat_template import ChatTemplate
@@ -37,7 +38,10 @@ def test_choices_share_nothing_but_the_prompt_and_draw_with_seeds_in_a_row() -> 
     assert len({choice.request_id for choice in (first, *others)}) == 3
     for other in others:
         assert (other.token_ids, other.client_id, other.num_prompt_tokens) == (first.token_ids, "mine", 3)
-        assert other.token_ids is not first.token_ids and other.block_tables is not first.block_tables
+    mutable = [name for name in first.__slots__ if isinstance(getattr(first, name), list | RequestHistory)]
+    assert mutable == ["token_ids", "block_tables", "history"]
+    for name in mutable:
+        assert len({id(getattr(choice, name)) for choice in (first, *others)}) == 3, name
     unseeded = processor().choices(GenerationRequest("hi", 5.0, n=2))
     assert unseeded[1].sampling.seed == (unseeded[0].sampling.seed + 1) % 2**63
 

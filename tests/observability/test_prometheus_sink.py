@@ -84,6 +84,11 @@ def test_http_durations() -> None:
     assert samples(sink)["inference_server_http_request_duration_seconds_count", labels] == 1
 
 
+@pytest.mark.parametrize("accept", ["application/openmetrics-text; version=latest", "text/plain; version=1.x", ";=,", "*/*"])
+def test_whoever_asks_for_no_known_format_gets_plain_text(accept: str) -> None:
+    assert PrometheusSink("m").render(SNAPSHOT, accept) == PrometheusSink("m").render(SNAPSHOT, "")
+
+
 def test_openmetrics_on_request() -> None:
     sink = PrometheusSink("m")
     finish(sink, FinishReason.STOP)

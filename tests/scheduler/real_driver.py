@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 from scheduler_driver import Driver
-from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
+from tiny_models import gemma3
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from inference_server.backends.paged_backend import PagedBackend
 from inference_server.backends.torch_backend import TorchBackend
@@ -71,20 +72,6 @@ class RealDriver(Driver):
 
 def save_tiny_model(path: Path) -> Path:
     """Two window layers and a full one, in a folder that exists."""
-    torch.manual_seed(2)
-    config = Gemma3TextConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-        sliding_window=6,
-        max_position_embeddings=256,
-        eos_token_id=None,
-        initializer_range=0.3,
-    )
-    Gemma3ForCausalLM(config).save_pretrained(path)
+    layer_types = ["sliding_attention", "sliding_attention", "full_attention"]
+    gemma3(vocab_size=64, num_hidden_layers=3, layer_types=layer_types, sliding_window=6).save_pretrained(path)
     return path

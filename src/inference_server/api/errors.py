@@ -18,6 +18,8 @@ from inference_server.core import errors
 
 CLIENT_CLOSED_REQUEST = 499
 MAX_REPORTED_PROBLEMS = 3
+UNION_MEMBERS = ("list[", "dict[", "literal[")  # by one of these each union of a body can be told; no field begins so
+TOO_DEEP = "the body is nested too deeply"
 
 STATUS: Mapping[type[errors.InferenceServerError], int] = MappingProxyType(
     {
@@ -100,6 +102,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnectedError, _client_gone)
+    app.add_exception_handler(RecursionError, _too_deep)
 
 
 async def _engine_error(request: Request, error: Exception) -> Response:
@@ -124,6 +127,11 @@ async def _client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
+async def _too_deep(request: Request, error: Exception) -> Response:
+    """Nothing here recurses but over what a client sent, and what was just read may be too deep to be written."""
+    return json_error(400, error_body(400, TOO_DEEP))
+
+
 def describe(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
     """One message and the top-level field at fault, from pydantic's list."""
     first = problems[0]
@@ -132,9 +140,9 @@ def describe(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
         if first["type"] == "value_error":  # of the object as a whole
             return str(first["msg"]).removeprefix("Value error, "), None
         return "the body is not a JSON object, or its Content-Type is not application/json", None
-    # A union reports a problem for each member, under the member's name, which means nothing to a client. No field is called `list[...]`.
+    # A union reports a problem for each member, under the member's name, which means nothing to a client.
     siblings = [p for p in problems if p["loc"][1 : len(path)] == path[:-1] and len(p["loc"]) > len(path)]
-    union = any(str(p["loc"][len(path)]).startswith("list[") for p in siblings)
+    union = any(str(p["loc"][len(path)]).startswith(UNION_MEMBERS) for p in siblings)
     messages = dict.fromkeys(p["msg"].removeprefix("Value error, ") for p in (siblings if union else [first]))
     text = "; or ".join(list(messages)[:MAX_REPORTED_PROBLEMS])
     return f"{_path(path[:-1] if union else path)}: {text}", str(path[0])

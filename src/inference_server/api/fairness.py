@@ -3,7 +3,7 @@
 from fastapi import Request
 
 from inference_server.api.access import bearer_token, key_name
-from inference_server.api.headers import header
+from inference_server.api.headers import address, header
 
 
 def fairness_key(request: Request, session: str = "") -> str:
@@ -14,7 +14,6 @@ def fairness_key(request: Request, session: str = "") -> str:
     """
     if checked := request.scope["state"].get("client_key"):
         return str(checked)
-    address = request.client.host if request.client else ""
     if token := bearer_token(header(request.scope, b"authorization")):
-        return f"{key_name(token)}@{address}"
-    return f"session:{session}" if session else f"address:{address}"
+        return f"{key_name(token)}@{address(request.scope)}"
+    return f"session:{session}" if session else f"address:{address(request.scope)}"

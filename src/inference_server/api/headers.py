@@ -1,4 +1,4 @@
-"""What middleware reads of a request before anything has parsed it: a header, the path, and whether it asks for a generation."""
+"""What middleware reads of a request before anything has parsed it: a header, the path, its sender, whether it asks for a generation."""
 
 from starlette.types import Scope
 
@@ -14,6 +14,11 @@ def route_path(scope: Scope) -> str:
     """The path as the routes know it, without the prefix that a proxy adds."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
+
+
+def address(scope: Scope) -> str:
+    """Of the client; empty where it has none."""
+    return scope["client"][0] if scope.get("client") else ""
 
 
 def is_generation(scope: Scope) -> bool:

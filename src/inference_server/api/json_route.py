@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
-from inference_server.api.errors import ClientDisconnectedError
+from inference_server.api.errors import TOO_DEEP, ClientDisconnectedError
 from inference_server.api.headers import header
 
 MAX_OBJECTS = 16_384
@@ -80,7 +80,7 @@ def parse_body(body: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise HTTPException(400, f"the body is not valid UTF-8: byte {error.start} cannot be read") from None
     except RecursionError:
-        raise HTTPException(400, "the body is nested too deeply") from None
+        raise HTTPException(400, TOO_DEEP) from None
     except ValueError:  # Python converts no integer of thousands of digits
         raise HTTPException(400, "a number in the body has too many digits") from None
 

@@ -12,7 +12,7 @@ from math import ceil
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from inference_server.api.errors import error_body, json_error
-from inference_server.api.headers import is_generation
+from inference_server.api.headers import address, is_generation
 from inference_server.core.clock import Clock
 from inference_server.core.records import RequestRecord, StepRecord
 
@@ -94,7 +94,7 @@ class RateLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not is_generation(scope):
             return await self._app(scope, receive, send)
-        client = scope["state"].get("client_key") or _address(scope)
+        client = scope["state"].get("client_key") or address(scope)
         if self._tokens is not None:
             for spender, amount in self._spending.take():
                 self._tokens.charge(spender, amount)
@@ -113,7 +113,3 @@ class RateLimit:
 def _headers(kind: str, per_minute: int, standing: Standing) -> list[tuple[bytes, bytes]]:
     values = {"limit": f"{per_minute}", "remaining": f"{standing.remaining}", "reset": f"{standing.reset_s:.3f}s"}
     return [(f"x-ratelimit-{name}-{kind}".encode(), value.encode()) for name, value in values.items()]
-
-
-def _address(scope: Scope) -> str:
-    return scope["client"][0] if scope.get("client") else ""

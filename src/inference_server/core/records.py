@@ -136,6 +136,11 @@ class CacheStats:
     evicted_blocks: int = 0
     pinned_blocks: int = 0
 
+    @property
+    def utilization(self) -> float:
+        """The share of the blocks that is used, from 0 to 1."""
+        return self.used_blocks / self.total_blocks if self.total_blocks else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:

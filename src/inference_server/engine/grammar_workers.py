@@ -4,7 +4,7 @@ import asyncio
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
-from inference_server.core.errors import InvalidRequestError
+from inference_server.core.errors import InvalidRequestError, RequestAbortedError
 from inference_server.core.generation import GenerationRequest
 from inference_server.core.grammar import AnswerSpec, CompiledGrammar
 from inference_server.engine.answer_spec import answer_spec
@@ -24,7 +24,10 @@ class GrammarWorkers:
         self._recent: OrderedDict[AnswerSpec, CompiledGrammar] = OrderedDict()
 
     async def compile(self, request: GenerationRequest, model: LoadedModel) -> CompiledGrammar | None:
-        """What the answer must fit; None for any text. Raises InvalidRequestError for what cannot be used, or takes too long."""
+        """What the answer must fit; None for any text.
+
+        Raises InvalidRequestError for what cannot be used, or takes too long, and RequestAbortedError when `close` comes first.
+        """
         spec, compiler = answer_spec(request, model), model.grammars
         if spec is None or compiler is None:
             return None
@@ -36,6 +39,10 @@ class GrammarWorkers:
                 grammar = await asyncio.get_running_loop().run_in_executor(self._pool, compiler.compile, spec)
         except TimeoutError:
             raise InvalidRequestError(f"the grammar was not compiled within {self._limit_s:g} s", param=spec.param) from None
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            raise RequestAbortedError("the server is shutting down") from None  # nobody cancelled it: `close` has what was queued
         self._recent[spec] = grammar
         if len(self._recent) > _CACHE_SIZE:
             self._recent.popitem(last=False)

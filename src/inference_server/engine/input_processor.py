@@ -14,6 +14,7 @@ from inference_server.core.generation import ChatPrompt, GenerationRequest
 from inference_server.core.grammar import CompiledGrammar
 from inference_server.core.options import EngineOptions
 from inference_server.core.request import AnswerMode, ScheduledRequest
+from inference_server.core.request_history import RequestHistory
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.grammar.after_thought import AnswerAfterThought
@@ -80,6 +81,7 @@ class InputProcessor:
                 token_ids=list(first.token_ids),
                 sampling=replace(first.sampling, seed=seed),
                 block_tables=[],
+                history=RequestHistory(),
             )
             for seed in seeds[1:]
         ]

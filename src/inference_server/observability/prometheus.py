@@ -122,7 +122,10 @@ class PrometheusSink(Collector):
     def render(self, snapshot: EngineSnapshot, accept: str) -> tuple[bytes, str]:
         """The exposition and its content type, in the format that `accept` (a header's value) prefers."""
         self._snapshot = snapshot
-        encoder, content_type = choose_encoder(accept)
+        try:
+            encoder, content_type = choose_encoder(accept)
+        except TypeError:  # the library compares versions that are no numbers with numbers
+            encoder, content_type = choose_encoder("")
         return encoder(self.registry), content_type
 
     def collect(self) -> Iterator[Metric]:
@@ -133,8 +136,7 @@ class PrometheusSink(Collector):
         yield self._by_reason(scheduler.waiting_by_reason)
         yield self._gauge("num_tokens_waiting", "Prompt tokens in the queue.", scheduler.waiting_tokens)
         yield self._gauge("batch_rows", "Rows of the latest step.", self._last_rows)
-        usage = cache.used_blocks / cache.total_blocks if cache.total_blocks else 0.0
-        yield self._gauge("kv_cache_usage_perc", "Share of the KV blocks held by running requests, from 0 to 1.", usage)
+        yield self._gauge("kv_cache_usage_perc", "Share of the KV blocks held by running requests, from 0 to 1.", cache.utilization)
         yield self._counter("prompt_tokens", "Prompt tokens of finished requests.", self._prompt_tokens)
         yield self._counter("prompt_tokens_cached", "Those of them taken from the prefix cache or another choice.", self._cached_tokens)
         yield self._counter("prefill_chunks", "Pieces of prompts computed.", self._prefill_chunks)

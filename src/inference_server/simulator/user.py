@@ -83,7 +83,7 @@ class VirtualUser:
             if response.status_code in _REFUSALS:
                 return min(float(response.headers.get("retry-after", 1)), _LONGEST_RETRY_S)
             if response.status_code != 200:
-                self._tally.last_error = (await response.aread()).decode(errors="replace")[:200]
+                self._tally.last_error = _reason(await response.aread())[:200]
                 return None
             return await self._read(response, sent)
 
@@ -103,6 +103,14 @@ class VirtualUser:
                 self._tally.cached_tokens += event["cache_hit_tokens"]
                 return answer
         raise ValueError("the stream ended before its last event")
+
+
+def _reason(body: bytes) -> str:
+    """The message of an error, whose shape is that of every route; all of it, should it be another's."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:

@@ -115,10 +115,14 @@ def _model_source(folder: Path) -> str | None:
     config = folder / "tokenizer_config.json"
     if not config.is_file():
         return None
-    entry: str | list[dict[str, str]] | None = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
-    if isinstance(entry, list):
-        return {named["name"]: named["template"] for named in entry}.get("default")
-    return entry
+    try:
+        entry = json.loads(_read(config)).get("chat_template")
+        source = {named["name"]: named["template"] for named in entry}.get("default") if isinstance(entry, list) else entry
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ChatTemplateError(f"{config}: the chat template cannot be read ({error!r})") from error
+    if not (source is None or isinstance(source, str)):
+        raise ChatTemplateError(f"{config}: the chat template is no text")
+    return source
 
 
 def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,16 +60,17 @@ class Tokenizer:
             # the library hides the decoder's parameters: its state is their JSON form
             decoder = None if inner.decoder is None else json.loads(inner.decoder.__getstate__())
             configs = {name: _read_json(folder / name) for name in ("tokenizer_config.json", "generation_config.json", "config.json")}
+            config = configs["tokenizer_config.json"]
+            special = {name: text for name in _NAMED_TOKENS if (text := _token_text(name, config.get(name))) is not None}
+            eos_token_ids = _eos_ids(inner, special, configs)
         except Exception as error:  # the library raises bare Exception
             raise TokenizerError(f"{folder}: the tokenizer cannot be read ({error})") from error
-        config = configs["tokenizer_config.json"]
-        special = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name))) is not None}
         adds_bos = config.get("add_bos_token")
         return cls(
             inner,
             piece_decoder(decoder),
             special,
-            _eos_ids(inner, special, configs),
+            eos_token_ids,
             adds_bos if isinstance(adds_bos, bool) else None,
             strips_leading_space(decoder),
         )
@@ -140,19 +141,24 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _token_text(token: str | dict[str, Any] | None) -> str | None:
-    """tokenizer_config.json spells a token as text or as a serialised `AddedToken`."""
-    return token["content"] if isinstance(token, dict) else token
+def _token_text(name: str, token: Any) -> str | None:
+    """tokenizer_config.json spells a token as text or as a serialised `AddedToken`. Raises ValueError."""
+    text = token.get("content") if isinstance(token, dict) else token
+    if not (token is None or isinstance(text, str)):
+        raise ValueError(f"{name} is no text")
+    return text
 
 
 def _eos_ids(inner: tokenizers.Tokenizer, special: Mapping[str, str], configs: Mapping[str, dict[str, Any]]) -> tuple[int, ...]:
-    """The union of what the folder's files call end of sequence, in order of authority."""
+    """The union of what the folder's files call end of sequence, in order of authority. Raises ValueError."""
     model = configs["config.json"]
     found: list[int] = []
     for value in (
         configs["generation_config.json"].get("eos_token_id"),
-        model.get("eos_token_id", model.get("text_config", {}).get("eos_token_id")),
+        model.get("eos_token_id", (model.get("text_config") or {}).get("eos_token_id")),
         inner.token_to_id(special["eos_token"]) if "eos_token" in special else None,
     ):
         found += value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(index) is int for index in found):
+        raise ValueError("eos_token_id is no token id")
     return tuple(dict.fromkeys(found))

@@ -47,6 +47,11 @@ async def status(simulator: Simulator) -> dict[str, Any]:
 
 
 def own_address(request: Request) -> str:
-    """The socket on which `request` came in. Not its Host header, which the client makes up: Authorization would go wherever it says."""
+    """The socket on which `request` came in. Not its Host header, which the client makes up: Authorization would go wherever it says.
+
+    Raises HTTPException where that is no address: a Unix socket, or a replica of a fleet.
+    """
+    if request.scope["server"] is None:
+        raise HTTPException(404, "this server has no address of its own that a simulation could call")
     host, port = request.scope["server"]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

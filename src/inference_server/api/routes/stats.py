@@ -26,7 +26,7 @@ async def scheduler_stats(context: Context) -> dict[str, Any]:
         "admitted_total": scheduler.admitted_total,
         "rejected_total": context.prometheus.rejected_total,
         "preemptions_total": scheduler.preemptions_total,
-        "kv_pressure": _ratio(cache.used_blocks, cache.total_blocks),
+        "kv_pressure": cache.utilization,
         "free_blocks": cache.free_blocks,
         "active_kv_tokens": scheduler.active_tokens,
         "queue_tokens_per_s": scheduler.drain_rate,
@@ -39,20 +39,21 @@ async def scheduler_stats(context: Context) -> dict[str, Any]:
 async def cache_stats(context: Context) -> dict[str, Any]:
     """The block pool and the prefix cache. used: held by running requests, pinned: those of them that are cached too; cached: reusable."""
     cache = context.engine.snapshot.cache
+    looked_up = cache.hit_tokens + cache.miss_tokens
     return {
         "total_blocks": cache.total_blocks,
         "used_blocks": cache.used_blocks,
         "pinned_blocks": cache.pinned_blocks,
         "cached_blocks": cache.cached_blocks,
         "free_blocks": cache.free_blocks,
-        "utilization": _ratio(cache.used_blocks, cache.total_blocks),
+        "utilization": cache.utilization,
         "total_bytes": cache.total_bytes,
         "used_bytes": cache.used_bytes,
         "cached_bytes": cache.cached_bytes,
         "hit_tokens": cache.hit_tokens,
         "miss_tokens": cache.miss_tokens,
         "evicted_blocks": cache.evicted_blocks,
-        "hit_rate": _ratio(cache.hit_tokens, cache.hit_tokens + cache.miss_tokens),
+        "hit_rate": cache.hit_tokens / looked_up if looked_up else 0.0,
     }
 
 
@@ -61,7 +62,3 @@ async def metrics(request: Request, context: Context) -> Response:
     """Prometheus exposition."""
     body, content_type = context.prometheus.render(context.engine.snapshot, request.headers.get("accept", ""))
     return Response(body, headers={"Content-Type": content_type})
-
-
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
