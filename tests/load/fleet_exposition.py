@@ -30,7 +30,7 @@ def serving_fleet_metrics() -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            exposition, content_type = render(stats.next(), self.headers.get("Accept", ""))
+            exposition, content_type = render(stats.next())
             self.send_response(200 if self.path == "/fleet/metrics" else 404)
             self.send_header("Content-Type", content_type)
             self.end_headers()

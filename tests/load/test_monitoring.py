@@ -89,7 +89,7 @@ def test_alerts_fire_when_they_should(arguments: tuple[str, ...]) -> None:
 
 def test_every_metric_that_is_asked_for_exists() -> None:
     with serving() as server:
-        exposed = server.client.get("/metrics").text + render(FleetStats().next(), "")[0].decode()
+        exposed = server.client.get("/metrics").text + render(FleetStats().next())[0].decode()
     for expression in [query for _, query in QUERIES] + [rule["expr"] for rule in RULES]:
         for name in METRIC.findall(expression):
             assert re.search(rf"^# TYPE {re.sub('_(bucket|count|sum)$', '', name)} ", exposed, re.MULTILINE), name
