@@ -15,7 +15,6 @@ from functools import partial
 import fleet_fake
 import httpx
 from fleet_local import cluster
-from fleet_model import StepCost
 from fleet_real import Measured, RealFleet, measure
 from fleet_run import FleetRun, FleetShape, Outcome
 from fleet_workload import Workload, WorkloadShape
@@ -103,8 +102,7 @@ def main() -> None:
     args = parser.parse_args()
     load = partial(fleet_fake.load, step_s=args.step_ms / 1e3, token_s=args.token_us / 1e6, groups=FULL_ONLY, hollow=True)
     with cluster() as url:
-        settings = Settings(_env_file=None, max_batch_size=256, prefill_chunk_size=StepCost().chunk)
-        serve.run(fleet(settings, FleetOptions(args.replicas), load), name="fleet", route_prefix="/")
+        serve.run(fleet(Settings(_env_file=None, max_batch_size=256), FleetOptions(args.replicas), load), name="fleet", route_prefix="/")
         apart = asyncio.run(compare(args, url))
     if max(apart) > BAR:
         sys.exit(f"more than {BAR:.0%} apart")

@@ -13,7 +13,7 @@ from control_plane.fleet_router import Trip
 from control_plane.replica_report import ReplicaReport
 from control_plane.routing_key import RoutingKey
 from inference_server.core.chunk_hash import ChunkHasher
-from inference_server.core.options import PrefillMode, SchedulerOptions
+from inference_server.core.options import SLOW_CHUNK_TOKENS, PrefillMode, SchedulerOptions
 from inference_server.core.prefix_journal import PrefixJournal
 from inference_server.scheduler.chunk_budget import ChunkBudget
 from inference_server.scheduler.prefill_shape import shape_prefill
@@ -31,7 +31,7 @@ class StepCost:
     token_s: float = 0.00001
     max_rows: int = 256
     max_tokens: int = 2048
-    chunk: int = 512
+    chunk: int = SLOW_CHUNK_TOKENS
     unnoticed_s: float = SchedulerOptions().unnoticed_itl_ms / 1000
 
     def seconds(self, rows: int, tokens: int) -> float:

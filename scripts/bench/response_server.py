@@ -84,6 +84,7 @@ def run_server(streams: int, step_s: float, merged: bool, listener: socket.socke
         max_batch_size=streams,
         max_queue_size=streams,
         max_batched_tokens=32 * streams,
+        prefill_chunk_size=32 * streams,  # as on CUDA, whose host this measures
         kv_cache_num_blocks=64 * streams,
         enable_prefix_cache=False,
         log_level="warning",
