@@ -178,7 +178,7 @@ def test_the_page_asks_for_a_key_and_keeps_it_for_the_tab(tmp_path: Path) -> Non
         assert not page.run("document.querySelector('#key').open")
         page.run("document.querySelector('#chat-text').value = 'hello'")
         press_on(page, "#chat-text")
-        page.wait_for("document.querySelector('.said.model .note').textContent.includes('tokens/s')")
+        page.wait_for("document.querySelector('.said.model .note').textContent.includes(' tokens')")
         assert page.run("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
         page.go(server.url)
         page.wait_for("document.querySelector('#health').textContent === 'idle'")
