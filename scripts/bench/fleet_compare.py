@@ -93,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
-    parser.add_argument("--seconds", type=float, default=100.0)
+    parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--warmup", type=float, default=10.0)
     parser.add_argument("--step-ms", type=float, default=100.0)
     parser.add_argument("--token-us", type=float, default=75.0, help="what a prompt token adds to a step")

@@ -16,7 +16,7 @@ from fleet_run import Outcome
 from fleet_workload import CHUNK, Session, Workload, WorkloadShape
 
 TEXT = range(32, 127)
-SHORT, LONG, SAMPLES, UNCOUNTED = CHUNK, 31 * CHUNK, 25, 5
+PROMPT, SAMPLES, UNCOUNTED = 31 * CHUNK, 25, 5
 EVENT = re.compile(rb"^data: (\{.*\})$", re.MULTILINE)
 
 
@@ -43,17 +43,19 @@ class Measured:
 
 
 async def measure(http: httpx.AsyncClient) -> Measured:
-    """One request at a time: short prompts take one step and long ones several. The first ones open connections and load code."""
-    rng, tokens = random.Random(1), 6
-    for size in (SHORT, LONG):
-        for _ in range(UNCOUNTED):
-            await ask(http, rng.choices(TEXT, k=size), tokens)
-    short, long = [[await ask(http, rng.choices(TEXT, k=size), tokens) for _ in range(SAMPLES)] for size in (SHORT, LONG)]
-    step_s = median((answer.last_s - answer.ttft_s) / (tokens - 1) for answer in short)
-    num_steps = -(-LONG // StepCost().chunk)
-    added_s = median(answer.ttft_s for answer in long) - median(answer.ttft_s for answer in short) - (num_steps - 1) * step_s
-    cost = StepCost(step_s, 0.0, max(0.0, added_s / (LONG - SHORT)))
-    return Measured(cost, [max(0.0, answer.ttft_s - cost.seconds(0, SHORT)) for answer in short])
+    """Pairs of one prompt asked twice, one request at a time. The second time it is cached and takes the same way, so that the two differ by
+    what its tokens add to steps and by the steps that it took beside its last one. The first pairs open connections and load code."""
+    rng, num_tokens = random.Random(1), 6
+    pairs = []
+    for _ in range(UNCOUNTED + SAMPLES):
+        ids = rng.choices(TEXT, k=PROMPT)
+        pairs.append((await ask(http, ids, num_tokens), await ask(http, ids, num_tokens)))
+    del pairs[:UNCOUNTED]
+    step_s = median((again.last_s - again.ttft_s) / (num_tokens - 1) for _, again in pairs)
+    added_s = median(first.ttft_s - again.ttft_s for first, again in pairs) - (-(-PROMPT // StepCost().chunk) - 1) * step_s
+    cached = min(again.cached_tokens for _, again in pairs)
+    cost = StepCost(step_s, 0.0, max(0.0, added_s / cached))
+    return Measured(cost, [max(0.0, again.ttft_s - cost.seconds(0, PROMPT - cached)) for _, again in pairs])
 
 
 class RealFleet:
