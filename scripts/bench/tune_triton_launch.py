@@ -2,9 +2,10 @@
 
     python scripts/bench/tune_triton_launch.py [gemma4-e2b ...] [--rows 1 16 32 64 256] [--shapes 24576x1536] [--int8] [--experts 1 8 32]
 
-Shapes are those of the models' decode steps. Weights rotate past the L2 cache. Where the library's product with separate launches is
-faster, the table says null. Kernels are compiled by several processes first; every configuration is checked against the reference, and
-an entry is written as soon as it is known. With `--experts` sparse experts are timed too, for so many rows.
+Shapes are those of the models' decode steps. Weights rotate past the L2 cache. Several rows of logits are timed with the choice of a
+greedy token. Where the library's product with separate launches is faster, the table says null. Kernels are compiled by several
+processes first; every configuration is checked against the reference, and an entry is written as soon as it is known. With `--experts`
+sparse experts are timed too, for so many rows.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from model_shapes import shapes_of
 from torch import Tensor
 
 from inference_server.kernels import reference
-from inference_server.kernels.gpu.few_rows import few_rows
+from inference_server.kernels.gpu.few_rows import few_rows, highest_of_few_rows
 from inference_server.kernels.gpu.fused_norm import add_norm
 from inference_server.kernels.gpu.launch import TABLE_PATH, LaunchConfig, table_key
 from inference_server.kernels.gpu.linear import TritonLinear, operation
@@ -43,8 +44,44 @@ WIDE_TILES = [  # height in weight rows, rows of x, block_k, stages, warps
     (32, 64, 128, 4, 4),
     (64, 64, 128, 4, 4),
     (64, 128, 128, 3, 4),
+    (128, 64, 64, 4, 8),
     (128, 128, 64, 4, 8),
 ]
+TILES = [  # height in features, block_k, stages
+    (16, 128, 6),
+    (16, 128, 8),
+    (16, 256, 4),
+    (16, 256, 6),
+    (32, 64, 6),
+    (32, 64, 8),
+    (32, 128, 3),
+    (32, 128, 4),
+    (32, 128, 6),
+    (64, 64, 4),
+    (64, 64, 5),
+    (64, 64, 6),
+    (64, 128, 3),
+    (64, 128, 4),
+    (64, 256, 4),
+    (128, 64, 4),
+]
+SPLIT_TILES = [  # height in weight rows, block_k, stages, warps
+    (32, 128, 4, 4),
+    (32, 256, 4, 4),
+    (64, 64, 4, 4),
+    (64, 64, 6, 4),
+    (64, 64, 8, 4),
+    (64, 128, 3, 4),
+    (64, 128, 4, 4),
+    (64, 128, 6, 4),
+    (64, 256, 4, 4),
+    (128, 64, 4, 8),
+    (128, 64, 6, 8),
+    (128, 128, 3, 8),
+    (128, 128, 4, 8),
+    (128, 64, 4, 4),
+]
+SHORT_SPLIT_TILES = [(16, 128, 2, 2), (16, 256, 1, 2), (32, 64, 2, 4), (32, 128, 2, 4), (32, 256, 1, 4), (64, 64, 2, 4), (64, 128, 2, 4)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +95,11 @@ class Case:
     norm: bool = False
     split: bool = False
     int8: bool = False
+
+    @property
+    def highest(self) -> bool:
+        """Whether it makes logits, of which a token is chosen."""
+        return self.rows > 1 and self.epilogue.out_dtype is not None and not self.epilogue.partial
 
     @property
     def key(self) -> str:
@@ -81,6 +123,8 @@ class Bench:
     def kernel(self, config: LaunchConfig, weight: QuantizedWeight) -> Tensor:
         """The scales of a weight that is not quantised are None."""
         case = self.case
+        if case.highest:
+            return highest_of_few_rows(self.x, weight.values, case.epilogue, config, weight.scales)
         if case.rows > 1:
             return self._followed(few_rows(self.x, weight.values, case.epilogue, self.factor, config, weight.scales))
         residual = self.residual if self.norm else None
@@ -88,7 +132,8 @@ class Bench:
 
     def stock(self, weight: QuantizedWeight) -> Tensor:
         x = add_norm(self.residual, self.x, self.norm)[1] if self.norm else self.x
-        return self._followed(self._layer(weight).by_library(x, self.factor))
+        layer = self._layer(weight)
+        return layer.highest_by_library(x) if self.case.highest else self._followed(layer.by_library(x, self.factor))
 
     def separate(self, config: LaunchConfig, weight: QuantizedWeight) -> Tensor:
         """The norm in a launch of its own."""
@@ -97,9 +142,12 @@ class Bench:
         return one_row(None, normed, None, weight.values, self.case.epilogue, self.factor, config, weight.scales)[1]
 
     def check(self, config: LaunchConfig) -> None:
-        got = self.kernel(config, self.weights[0]).float()
-        x = reference.add_norm(self.residual, self.x, self.norm)[1] if self.norm else self.x
         weight = self.weights[0]
+        got = self.kernel(config, weight).float()
+        if self.case.highest:
+            ids, got = got, few_rows(self.x, weight.values, self.case.epilogue, None, config, weight.scales)
+            assert ids.equal(got.argmax(-1).float()), f"{self.case.key} {config}: not the highest"
+        x = reference.add_norm(self.residual, self.x, self.norm)[1] if self.norm else self.x
         layer = reference.linear(weight.values.float() * (weight.scales[:, None] if self.case.int8 else 1.0), self.case.epilogue)
         y = layer(x.float(), None if self.factor is None else self.factor.float()).to(self.case.epilogue.out_dtype or x.dtype)
         expected = self._followed(y).float()
@@ -148,12 +196,14 @@ def candidates(case: Case) -> Iterator[LaunchConfig]:
 
 
 def split_candidates(case: Case) -> Iterator[LaunchConfig]:
-    tiles = [(64, 64, 6), (64, 128, 4), (64, 128, 6), (64, 256, 4)] if case.k > 512 else [(32, 64, 2), (64, 64, 2)]
+    """From a third of the multiprocessors to more than two programs each."""
+    tiles = SPLIT_TILES if case.k > 512 else SHORT_SPLIT_TILES
     if case.n <= 256:
-        tiles += [(16, 256, 2)]
-    for (rows, block_k, stages), split in itertools.product(tiles, (2, 3, 4, 5, 8)):
-        if case.n // rows * split >= 16 and case.k % block_k == 0 and block_k * stages <= max(512, case.k // split):
-            yield LaunchConfig(rows, block_k, 4, stages, split)
+        tiles = [*tiles, (16, 256, 2, 4)]
+    for (rows, block_k, stages, warps), split in itertools.product(tiles, (1, 2, 3, 4, 5, 8, 11)):
+        fills_the_card = min(case.n // 8, PROCESSORS // 3) <= case.n // rows * split <= 2.2 * PROCESSORS
+        if fills_the_card and case.k % block_k == 0 and block_k * stages <= max(512, case.k // split):
+            yield LaunchConfig(rows, block_k, warps, stages, split)
 
 
 def wide_candidates(case: Case, matrices: int) -> Iterator[LaunchConfig]:
@@ -174,25 +224,18 @@ def wide_candidates(case: Case, matrices: int) -> Iterator[LaunchConfig]:
 
 
 def tile_candidates(case: Case, matrices: int, size: int) -> Iterator[LaunchConfig]:
-    """One tile a program, or as many programs as stay on the card taking turns."""
-    for rows, block_k, stages in [
-        (16, 128, 6),
-        (16, 256, 4),
-        (32, 64, 6),
-        (32, 128, 4),
-        (32, 128, 6),
-        (64, 64, 6),
-        (64, 128, 4),
-        (128, 64, 4),
-    ]:
+    """One tile a program, or as many programs as stay on the card taking turns, or as few of these as need no more turns."""
+    for rows, block_k, stages in TILES:
         height, num_tiles = rows * matrices, case.n // matrices // rows
         shared = (height * size + max(16, case.rows) * 2) * block_k * stages
         if num_tiles >= 8 and case.k % block_k == 0 and block_k * stages <= case.k and shared <= SHARED_BYTES:
-            warps = 8 if height > 128 else 4 if height > 32 else 2
-            for beside in (0, 1, 2):  # programs of a multiprocessor
-                programs = beside * PROCESSORS
-                if not beside or (height >= 64 and num_tiles > 1.3 * programs and beside * shared <= SHARED_BYTES):
-                    yield LaunchConfig(rows, block_k, warps, stages, programs=programs)
+            many_programs = {0}
+            for programs in (PROCESSORS, 2 * PROCESSORS):
+                if height >= 64 and num_tiles > 1.3 * programs and programs * shared <= SHARED_BYTES * PROCESSORS:
+                    many_programs |= {programs, -(-num_tiles // -(-num_tiles // programs))}
+            many_warps = [2] if height <= 32 else [4] if height < 128 else [4, 8] if height == 128 else [8]
+            for warps, programs in itertools.product(many_warps, sorted(many_programs)):
+                yield LaunchConfig(rows, block_k, warps, stages, programs=programs)
 
 
 def compile_all(jobs: list[tuple[Case, LaunchConfig]]) -> None:
