@@ -203,7 +203,13 @@ def split_candidates(case: Case) -> Iterator[LaunchConfig]:
     for (rows, block_k, stages, warps), split in itertools.product(tiles, (1, 2, 3, 4, 5, 8, 11)):
         fills_the_card = min(case.n // 8, PROCESSORS // 3) <= case.n // rows * split <= 2.2 * PROCESSORS
         if fills_the_card and case.k % block_k == 0 and block_k * stages <= max(512, case.k // split):
-            yield LaunchConfig(rows, block_k, warps, stages, split)
+            for tokens in many_tokens(case):
+                yield LaunchConfig(rows, block_k, warps, stages, split, tokens=tokens)
+
+
+def many_tokens(case: Case) -> tuple[int, ...]:
+    """Where a weight is so small that programs are few and reading x takes them long, half of x may be enough for one."""
+    return (0, case.rows // 2) if case.rows > 16 and case.n * case.k < 1_000_000 else (0,)
 
 
 def wide_candidates(case: Case, matrices: int) -> Iterator[LaunchConfig]:
@@ -234,8 +240,8 @@ def tile_candidates(case: Case, matrices: int, size: int) -> Iterator[LaunchConf
                 if height >= 64 and num_tiles > 1.3 * programs and programs * shared <= SHARED_BYTES * PROCESSORS:
                     many_programs |= {programs, -(-num_tiles // -(-num_tiles // programs))}
             many_warps = [2] if height <= 32 else [4] if height < 128 else [4, 8] if height == 128 else [8]
-            for warps, programs in itertools.product(many_warps, sorted(many_programs)):
-                yield LaunchConfig(rows, block_k, warps, stages, programs=programs)
+            for warps, programs, tokens in itertools.product(many_warps, sorted(many_programs), many_tokens(case)):
+                yield LaunchConfig(rows, block_k, warps, stages, programs=programs, tokens=tokens)
 
 
 def compile_all(jobs: list[tuple[Case, LaunchConfig]]) -> None:
@@ -260,7 +266,12 @@ def tune(case: Case, copy_speed: float) -> list[int] | None:
     print(f"{case.key:36s} {times[best]:8.2f} {library:8.2f} {separate:8.2f} {floor:8.2f}  {astuple(best)}", flush=True)
     if times[best] > min(library, separate):
         return None
-    fields = list(astuple(best))
+    return table_fields(best)
+
+
+def table_fields(config: LaunchConfig) -> list[int]:
+    """Without trailing defaults."""
+    fields = list(astuple(config))
     while len(fields) > 5 and not fields[-1]:
         fields.pop()
     return fields
