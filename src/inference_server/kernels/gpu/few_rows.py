@@ -18,7 +18,7 @@ from inference_server.kernels.gpu.launch import LaunchConfig, overlaps_launches
 from inference_server.kernels.ops import Epilogue
 
 MAX_ROWS = 256  # that one tile may have
-PREFETCH_LINES = 32  # of a weight row, of 128 bytes, asked for while the kernel before still runs
+PREFETCH_LINES = 4  # of a weight row, of 128 bytes, asked for while the kernel before still runs: with more it takes longer
 
 
 def padded_rows(rows: int) -> int:
