@@ -15,9 +15,10 @@ from multiprocessing import get_context
 
 import torch
 from decode_step import DTYPE, build, step
+from launch_candidates import Case, candidates, cases, table_fields
 from model_shapes import shapes_of
 from released_configs import CONFIGS
-from tune_triton_launch import Bench, Case, candidates, cases, compile_all, table_fields, write
+from tune_triton_launch import Bench, compile_all, write
 
 from inference_server.kernels.gpu import launch
 from inference_server.kernels.gpu.launch import LaunchConfig
