@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.kernels import reference
+from inference_server.kernels.gpu.compiled import compiled
 from inference_server.kernels.gpu.linear import TritonLinear
 from inference_server.kernels.gpu.ops import TritonOps
 from inference_server.kernels.ops import PLAIN, Epilogue, Ops
@@ -106,7 +107,9 @@ def kernel_times(run: Callable[[], Tensor]) -> Iterator[str]:
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         run()
         torch.cuda.synchronize()
-    for event in sorted(recorded.key_averages(), key=lambda event: -event.self_device_time_total)[:16]:
+    events = sorted(recorded.key_averages(), key=lambda event: -event.self_device_time_total)
+    yield f"{sum(event.self_device_time_total for event in events):9.0f} us {sum(event.count for event in events):5d} calls  in all"
+    for event in events[:16]:
         yield f"{event.self_device_time_total:9.0f} us {event.count:5d} calls  {event.key[:90]}"
 
 
@@ -117,8 +120,9 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--int8", action="store_true", help="quantise the linear layers; not those of experts")
+    parser.add_argument("--torch-compile", action="store_true", help="as CUSTOM_BACKEND_COMPILE; not with --int8")
     arguments = parser.parse_args()
-    ours = Int8Ops(DTYPE) if arguments.int8 else TritonOps(DTYPE)
+    ours = (Int8Ops if arguments.int8 else TritonOps)(DTYPE, *([compiled] if arguments.torch_compile else []))
     model, weight_bytes = build(arguments.model, ours)
     if arguments.int8:
         weight_bytes //= 2
