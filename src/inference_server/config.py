@@ -98,7 +98,7 @@ class Settings(BaseSettings):
     )
     enable_prefix_cache: bool = Field(True, description="Reuse the KV of prompt prefixes that were computed before")
     custom_backend_compile: bool = Field(
-        False, description="Let torch.compile fuse what our kernels leave to PyTorch (BACKEND=custom-cuda; slower start, same values)"
+        False, description="Let torch.compile fuse what our kernels leave to PyTorch (BACKEND=custom-cuda; same values, slower start)"
     )
     cuda_graph_sizes: Annotated[tuple[Annotated[int, Field(ge=0)], ...], NoDecode] = Field(
         (), description="Batch sizes to capture as CUDA graphs, comma separated; unset: 1 to 32, then every 8, then every 16; 0: none"
