@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.kernels import reference
+from inference_server.kernels.gpu.compiled import compiled
 from inference_server.kernels.gpu.linear import TritonLinear
 from inference_server.kernels.gpu.ops import TritonOps
 from inference_server.kernels.ops import PLAIN, Epilogue, Ops
@@ -118,8 +119,9 @@ def main() -> None:
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--int8", action="store_true", help="quantise the linear layers; not those of experts")
     parser.add_argument("--choose", action="store_true", help="a greedy token a row, as a greedy step of the engine does")
+    parser.add_argument("--torch-compile", action="store_true", help="as CUSTOM_BACKEND_COMPILE; not with --int8")
     arguments = parser.parse_args()
-    ours = Int8Ops(DTYPE) if arguments.int8 else TritonOps(DTYPE)
+    ours = (Int8Ops if arguments.int8 else TritonOps)(DTYPE, *([compiled] if arguments.torch_compile else []))
     model, weight_bytes = build(arguments.model, ours)
     if arguments.int8:
         weight_bytes //= 2
