@@ -108,8 +108,8 @@ def main() -> None:
         first = graphs.capture()
         for case in some:
             improve(graphs, table, case, arguments.gain)
+            write({case.key: table[case.key]} if case.key in table else {})
         print(f"{rows} rows: {' to '.join(f'{us:.0f}' for us in microseconds([first, graphs.capture()], turns=9))} us a step")
-    write({case.key: table[case.key] for some in todo.values() for case in some if case.key in table})
 
 
 if __name__ == "__main__":
