@@ -7,22 +7,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from inference_server.config import AVAILABLE, Settings, as_text
+from inference_server.config import Settings, as_text
 
 BEGIN, END = "<!-- settings: begin -->\n", "<!-- settings: end -->\n"
 
 
 def rows() -> list[tuple[str, str, str]]:
     """(NAME, default as written in the environment, description) of every setting, in the order of `Settings`."""
-    return [(name.upper(), as_text(field.default), f"{field.description}{so_far(name)}") for name, field in Settings.model_fields.items()]
-
-
-def so_far(name: str) -> str:
-    """What the description of a setting adds while only a part of its range is built."""
-    values = AVAILABLE.get(name)
-    if values is None:
-        return ""
-    return " (not built yet)" if len(values) == 1 else f" (so far {', '.join(map(as_text, values))})"
+    return [(name.upper(), as_text(field.default), field.description or "") for name, field in Settings.model_fields.items()]
 
 
 def env_example(_: str = "") -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import inference_server
-from inference_server.config import AVAILABLE, Settings, as_text
+from inference_server.config import Settings, as_text
 from inference_server.core.options import (
     ApiOptions,
     CacheOptions,
@@ -18,6 +18,7 @@ from inference_server.core.options import (
     SinkOptions,
 )
 
+COMPILE = ("--backend", "custom-cuda", "--custom-backend-compile", "1")
 OPTIONS = (ModelOptions, CacheOptions, SchedulerOptions, EngineOptions, SinkOptions, ApiOptions)
 
 
@@ -106,16 +107,17 @@ def test_log_level_takes_any_case() -> None:
         (["--prefill-mode", "eager"], "PREFILL_MODE"),
         (["--otlp-endpoint", "collector:4318"], "OTLP_ENDPOINT"),
         (["--rate-limit-tpm", "100"], "RATE_LIMIT_TPM needs API_KEYS"),
+        (["--custom-backend-compile", "1"], "CUSTOM_BACKEND_COMPILE needs BACKEND=custom-cuda"),
+        ([*COMPILE, "--quantization", "int8"], "CUSTOM_BACKEND_COMPILE fuses lookups, which QUANTIZATION=int8"),
+        ([*COMPILE, "--ple-offload", "1"], "and PLE_OFFLOAD leave to kernels of their own"),
     ],
 )
 def test_bad_values_get_one_line_that_names_them(capsys: pytest.CaptureFixture[str], argv: list[str], mentions: str) -> None:
     assert mentions in refusal(capsys, *argv)
 
 
-def test_what_is_not_built_is_refused_by_name_and_never_ignored(capsys: pytest.CaptureFixture[str]) -> None:
-    refused = refusal(capsys, "--custom-backend-compile", "true")
-    assert refused == "inference-server: CUSTOM_BACKEND_COMPILE is not built yet: leave it unset"
-    assert all(Settings.model_fields[name].default in values for name, values in AVAILABLE.items())
+def test_the_forward_on_cuda_may_be_compiled() -> None:
+    assert Settings.from_cli(COMPILE).model_options().torch_compile and not Settings().model_options().torch_compile
 
 
 @pytest.mark.parametrize("flag", ["--metrics-key", "--api-keys"])
@@ -187,7 +189,16 @@ def test_attention_is_measured_only_for_the_policy_that_reads_it(policy: str, ca
 
 def test_every_option_field_is_filled_or_a_known_constant() -> None:
     constants = {"max_header_bytes", "max_body_bytes", "body_deadline_s", "ping_interval_s", "journal"}
-    renamed = {"block_size", "num_blocks", "memory_fraction", "max_active_tokens", "cache_dir", "block_mass", "profiler_ranges"}
+    renamed = {
+        "block_size",
+        "num_blocks",
+        "memory_fraction",
+        "max_active_tokens",
+        "cache_dir",
+        "block_mass",
+        "profiler_ranges",
+        "torch_compile",
+    }
     names = {field.name for option in OPTIONS for field in dataclasses.fields(option)}
     assert names - set(Settings.model_fields) == constants | renamed
 
@@ -200,10 +211,10 @@ def test_every_option_field_is_read_by_some_part() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(Settings.model_fields))
-def test_every_setting_is_read_unless_it_has_one_value_so_far(name: str) -> None:
+def test_every_setting_is_read(name: str) -> None:
     source = Path(inference_server.__file__).parent
     text = "".join((source / file).read_text() for file in ("config.py", "server.py", "__main__.py"))
-    assert len(AVAILABLE.get(name, ())) == 1 or re.search(rf"(self|settings)\.{name}\b", text)
+    assert re.search(rf"(self|settings)\.{name}\b", text)
 
 
 @pytest.mark.parametrize(

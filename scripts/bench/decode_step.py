@@ -1,10 +1,10 @@
 """One decode step of a released model, from ids to logits, as one CUDA graph: our operations beside PyTorch's.
 
-    python scripts/bench/decode_step.py [gemma4-e2b] [--rows 1 8 32 256] [--context 128] [--kernels] [--int8]
+    python scripts/bench/decode_step.py [gemma4-e2b] [--rows 1 8 32 256] [--context 128] [--kernels] [--int8] [--choose]
 
 Random weights of the real shapes. Prints milliseconds a step on the CUDA operations and, but for models with experts, on the reference
 operations in the same graph with our attention; and the floor, every weight read once at the card's copy bandwidth. With `--kernels`
-also the time of each kernel of a step, by name.
+also the time of each kernel of a step, by name; with `--choose` a step ends in a greedy token a row, not in logits.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from inference_server.core.kv_layout import LayerGroup
 from inference_server.kernels import reference
+from inference_server.kernels.gpu.compiled import compiled
 from inference_server.kernels.gpu.linear import TritonLinear
 from inference_server.kernels.gpu.ops import TritonOps
 from inference_server.kernels.ops import PLAIN, Epilogue, Ops
@@ -77,8 +78,8 @@ def build(name: str, ops: Ops) -> tuple[Model, int]:
     return model, DTYPE.itemsize * (weights.num_parameters - looked_up)
 
 
-def step(model: Any, ops: Ops, rows: int, context: int) -> Callable[[], Tensor]:
-    """A step of so many rows, each with `context` tokens behind it."""
+def step(model: Any, ops: Ops, rows: int, context: int, choose: bool = False) -> Callable[[], Tensor]:
+    """A step of so many rows, each with `context` tokens behind it, to logits or to the likeliest token of each."""
     groups = model.config.layer_groups(DTYPE.itemsize)
     blocks = -(-(context + 1) // BLOCK_SIZE)
     tables = torch.arange(rows * blocks, dtype=torch.int32, device=CUDA).view(rows, blocks) + 1
@@ -94,8 +95,8 @@ def step(model: Any, ops: Ops, rows: int, context: int) -> Callable[[], Tensor]:
 
     def run() -> Tensor:
         with torch.inference_mode():
-            logits: Tensor = model.compute_logits(model.forward(ids, positions, metadata, kv))
-            return logits
+            end: Callable[[Tensor], Tensor] = model.likeliest if choose else model.compute_logits
+            return end(model.forward(ids, positions, metadata, kv))
 
     return run
 
@@ -117,22 +118,25 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--int8", action="store_true", help="quantise the linear layers; not those of experts")
+    parser.add_argument("--choose", action="store_true", help="a greedy token a row, as a greedy step of the engine does")
+    parser.add_argument("--torch-compile", action="store_true", help="as CUSTOM_BACKEND_COMPILE; not with --int8")
     arguments = parser.parse_args()
-    ours = Int8Ops(DTYPE) if arguments.int8 else TritonOps(DTYPE)
+    ours = (Int8Ops if arguments.int8 else TritonOps)(DTYPE, *([compiled] if arguments.torch_compile else []))
     model, weight_bytes = build(arguments.model, ours)
     if arguments.int8:
         weight_bytes //= 2
     floor = weight_bytes / copy_bytes_per_ms()
-    times = {rows: graph_ms(step(model, ours, rows, arguments.context)) for rows in arguments.rows}
+    context, choose = arguments.context, arguments.choose
+    times = {rows: graph_ms(step(model, ours, rows, context, choose)) for rows in arguments.rows}
     if arguments.kernels:
         for rows in arguments.rows:
-            print(f"{rows} rows", *kernel_times(step(model, ours, rows, arguments.context)), sep="\n")
+            print(f"{rows} rows", *kernel_times(step(model, ours, rows, context, choose)), sep="\n")
     del model
     eager: dict[int, float] = {}
     if not CONFIGS[arguments.model].get("num_experts") and not arguments.int8:
         plain: Any = SimpleNamespace(**{**vars(reference), "bind_attention": ours.bind_attention})
         model, _ = build(arguments.model, plain)
-        eager = {rows: graph_ms(step(model, plain, rows, arguments.context)) for rows in arguments.rows}
+        eager = {rows: graph_ms(step(model, plain, rows, context, choose)) for rows in arguments.rows}
     print(f"{torch.cuda.get_device_name()}, {arguments.model}, weights {weight_bytes / 1e9:.2f} GB, floor {floor:.2f} ms at one row")
     for rows in arguments.rows:
         print(f"{rows:4d} rows: {times[rows]:.3f} ms" + (f", PyTorch's operations {eager[rows]:.3f} ms" if rows in eager else ""))

@@ -84,6 +84,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prefill-mode", type=PrefillMode, choices=list(PrefillMode), default=PrefillMode.BATCHED)
     parser.add_argument("--unnoticed-itl-ms", type=float, default=SchedulerOptions().unnoticed_itl_ms, help="of `mixed` and `chunked`")
     parser.add_argument("--cuda-graph-sizes", type=int, nargs="*", default=[], help="0 for none")
+    parser.add_argument("--torch-compile", action="store_true", help="as CUSTOM_BACKEND_COMPILE")
     parser.add_argument("--host", action="store_true", help="where the host's time of a step goes: decodes of 1, 32 and 256 rows")
     parser.add_argument(
         "--profile", action="store_true", help="where the time of a step goes: decodes of 1, 32 and 256 rows, prompts of 8,192"
@@ -106,6 +107,7 @@ def main() -> None:
         max_batched_tokens=args.max_batched_tokens,
         max_model_len=args.max_model_len,
         cuda_graph_sizes=tuple(args.cuda_graph_sizes),
+        torch_compile=args.torch_compile,
     )
     scheduler = SchedulerOptions(
         args.max_batch_size, args.max_batched_tokens, args.prefill_mode, args.max_batched_tokens, args.unnoticed_itl_ms

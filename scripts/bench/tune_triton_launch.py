@@ -2,66 +2,39 @@
 
     python scripts/bench/tune_triton_launch.py [gemma4-e2b ...] [--rows 1 16 32 64 256] [--shapes 24576x1536] [--int8] [--experts 1 8 32]
 
-Shapes are those of the models' decode steps. Weights rotate past the L2 cache. Where the library's product with separate launches is
-faster, the table says null. Kernels are compiled by several processes first; every configuration is checked against the reference, and
-an entry is written as soon as it is known. With `--experts` sparse experts are timed too, for so many rows.
+Shapes are those of the models' decode steps. Weights rotate past the L2 cache. Several rows of logits are timed with the choice of a
+greedy token. Where the library's product with separate launches is faster, the table says null. Kernels are compiled by several
+processes first; every configuration is checked against the reference, and an entry is written as soon as it is known. With `--experts`
+sparse experts are timed too, for so many rows.
 """
 
 import argparse
-import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple
 from multiprocessing import get_context
 
 import torch
 from expert_launch import ExpertShape, compile_experts, tune_experts
 from graph_timer import copy_bytes_per_ms, graph_ms
+from launch_candidates import Case, candidates, cases, table_fields
 from model_shapes import shapes_of
 from torch import Tensor
 
 from inference_server.kernels import reference
-from inference_server.kernels.gpu.few_rows import few_rows
+from inference_server.kernels.gpu.few_rows import few_rows, highest_of_few_rows
 from inference_server.kernels.gpu.fused_norm import add_norm
-from inference_server.kernels.gpu.launch import TABLE_PATH, LaunchConfig, table_key
-from inference_server.kernels.gpu.linear import TritonLinear, operation
+from inference_server.kernels.gpu.launch import TABLE_PATH, LaunchConfig
+from inference_server.kernels.gpu.linear import TritonLinear
 from inference_server.kernels.gpu.one_row import one_row
-from inference_server.kernels.ops import AddNorm, Epilogue
+from inference_server.kernels.ops import AddNorm
 from inference_server.kernels.quantize import QuantizedWeight, quantize_weight
 
 ROTATED_BYTES = 300_000_000
 MAX_ERROR = 0.01
-SHARED_BYTES = 220_000  # of an H200: only to leave out what cannot be launched
-PROCESSORS = 132  # of an H200
-TURNS_FROM = 8_000_000  # weights: smaller matrices have no time to take turns in
 EPS = 1e-6
 TOP_K = 8  # experts of a token, in the released models
-WIDE_TILES = [  # height in weight rows, rows of x, block_k, stages, warps
-    (16, 16, 256, 6, 2),
-    (16, 32, 256, 6, 4),
-    (32, 64, 128, 4, 4),
-    (64, 64, 128, 4, 4),
-    (64, 128, 128, 3, 4),
-    (128, 128, 64, 4, 8),
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One entry of the table. norm: of one row, before the product. split: of several rows, whose sums the following norm may add up."""
-
-    rows: int
-    n: int
-    k: int
-    epilogue: Epilogue
-    norm: bool = False
-    split: bool = False
-    int8: bool = False
-
-    @property
-    def key(self) -> str:
-        return table_key(operation(self.rows, self.epilogue, norm=self.norm, split=self.split, int8=self.int8), self.n, self.k)
 
 
 class Bench:
@@ -81,6 +54,8 @@ class Bench:
     def kernel(self, config: LaunchConfig, weight: QuantizedWeight) -> Tensor:
         """The scales of a weight that is not quantised are None."""
         case = self.case
+        if case.highest:
+            return highest_of_few_rows(self.x, weight.values, case.epilogue, config, weight.scales)
         if case.rows > 1:
             return self._followed(few_rows(self.x, weight.values, case.epilogue, self.factor, config, weight.scales))
         residual = self.residual if self.norm else None
@@ -88,7 +63,8 @@ class Bench:
 
     def stock(self, weight: QuantizedWeight) -> Tensor:
         x = add_norm(self.residual, self.x, self.norm)[1] if self.norm else self.x
-        return self._followed(self._layer(weight).by_library(x, self.factor))
+        layer = self._layer(weight)
+        return layer.highest_by_library(x) if self.case.highest else self._followed(layer.by_library(x, self.factor))
 
     def separate(self, config: LaunchConfig, weight: QuantizedWeight) -> Tensor:
         """The norm in a launch of its own."""
@@ -97,9 +73,12 @@ class Bench:
         return one_row(None, normed, None, weight.values, self.case.epilogue, self.factor, config, weight.scales)[1]
 
     def check(self, config: LaunchConfig) -> None:
-        got = self.kernel(config, self.weights[0]).float()
-        x = reference.add_norm(self.residual, self.x, self.norm)[1] if self.norm else self.x
         weight = self.weights[0]
+        got = self.kernel(config, weight).float()
+        if self.case.highest:
+            ids, got = got, few_rows(self.x, weight.values, self.case.epilogue, None, config, weight.scales)
+            assert ids.equal(got.argmax(-1).float()), f"{self.case.key} {config}: not the highest"
+        x = reference.add_norm(self.residual, self.x, self.norm)[1] if self.norm else self.x
         layer = reference.linear(weight.values.float() * (weight.scales[:, None] if self.case.int8 else 1.0), self.case.epilogue)
         y = layer(x.float(), None if self.factor is None else self.factor.float()).to(self.case.epilogue.out_dtype or x.dtype)
         expected = self._followed(y).float()
@@ -119,80 +98,6 @@ class Bench:
     def _followed(self, y: Tensor) -> Tensor:
         """What adds up partial sums is part of their cost."""
         return add_norm(self.stream, y, self.after)[1] if self.after else y
-
-
-def cases(rows: int, n: int, k: int, epilogue: Epilogue, int8: bool) -> Iterator[Case]:
-    yield Case(rows, n, k, epilogue, split=rows > 1 and epilogue.partial, int8=int8)
-    if rows == 1 and not epilogue.partial and epilogue.out_dtype is None:
-        yield Case(1, n, k, epilogue, norm=True, int8=int8)
-
-
-def candidates(case: Case) -> Iterator[LaunchConfig]:
-    matrices, size = 2 if case.epilogue.gated else 1, 1 if case.int8 else 2
-    if case.rows == 1:
-        many_rows, many_warps = (1, 2, 4, 8, 16, 32), (2, 4, 8) if case.k > 1536 else (2, 4)
-        for rows, block_k, warps in itertools.product(many_rows, (256, 512, 1024, 2048), many_warps):
-            bytes_per_thread = rows * case.k * matrices * size // (warps * 32)
-            chunked = block_k >= 512 or case.k <= 256
-            if case.k % block_k == 0 and chunked and 24 <= bytes_per_thread <= 384 and rows * block_k >= warps * 256:
-                yield LaunchConfig(rows, block_k, warps)
-                tiles = case.n // matrices // rows
-                for turns in (2, 3, 4):
-                    if tiles >= turns * PROCESSORS and case.n * case.k >= TURNS_FROM:
-                        yield LaunchConfig(rows, block_k, warps, programs=-(-tiles // turns))
-        return
-    if case.rows >= 64:
-        yield from wide_candidates(case, matrices)
-    else:
-        yield from split_candidates(case) if case.split else tile_candidates(case, matrices, size)
-
-
-def split_candidates(case: Case) -> Iterator[LaunchConfig]:
-    tiles = [(64, 64, 6), (64, 128, 4), (64, 128, 6), (64, 256, 4)] if case.k > 512 else [(32, 64, 2), (64, 64, 2)]
-    if case.n <= 256:
-        tiles += [(16, 256, 2)]
-    for (rows, block_k, stages), split in itertools.product(tiles, (2, 3, 4, 5, 8)):
-        if case.n // rows * split >= 16 and case.k % block_k == 0 and block_k * stages <= max(512, case.k // split):
-            yield LaunchConfig(rows, block_k, 4, stages, split)
-
-
-def wide_candidates(case: Case, matrices: int) -> Iterator[LaunchConfig]:
-    """Tiles over both sides; about one or two programs a multiprocessor, by sharing sums or by taking turns where there are more tiles."""
-    for height, tokens, block_k, stages, warps in WIDE_TILES:
-        rows, across = height // matrices, case.rows // tokens
-        tiles = case.n // matrices // rows * across
-        if not across or case.k % block_k or not 16 <= tiles <= PROCESSORS * (2 if height < 64 else 64):
-            continue
-        tile = LaunchConfig(rows, block_k, warps, stages, tokens=tokens)
-        if case.split:
-            most = max(1, case.k // block_k // 2)
-            shares = {max(1, min(beside * PROCESSORS // tiles, most, 8)) for beside in (1, 2)}
-            yield from (replace(tile, splits=splits) for splits in shares)
-        else:
-            turns = [beside * PROCESSORS for beside in (1, 2) if height >= 64 and tiles > 1.3 * beside * PROCESSORS]
-            yield from (replace(tile, programs=programs // across) for programs in (0, *turns))
-
-
-def tile_candidates(case: Case, matrices: int, size: int) -> Iterator[LaunchConfig]:
-    """One tile a program, or as many programs as stay on the card taking turns."""
-    for rows, block_k, stages in [
-        (16, 128, 6),
-        (16, 256, 4),
-        (32, 64, 6),
-        (32, 128, 4),
-        (32, 128, 6),
-        (64, 64, 6),
-        (64, 128, 4),
-        (128, 64, 4),
-    ]:
-        height, num_tiles = rows * matrices, case.n // matrices // rows
-        shared = (height * size + max(16, case.rows) * 2) * block_k * stages
-        if num_tiles >= 8 and case.k % block_k == 0 and block_k * stages <= case.k and shared <= SHARED_BYTES:
-            warps = 8 if height > 128 else 4 if height > 32 else 2
-            for beside in (0, 1, 2):  # programs of a multiprocessor
-                programs = beside * PROCESSORS
-                if not beside or (height >= 64 and num_tiles > 1.3 * programs and beside * shared <= SHARED_BYTES):
-                    yield LaunchConfig(rows, block_k, warps, stages, programs=programs)
 
 
 def compile_all(jobs: list[tuple[Case, LaunchConfig]]) -> None:
@@ -217,10 +122,7 @@ def tune(case: Case, copy_speed: float) -> list[int] | None:
     print(f"{case.key:36s} {times[best]:8.2f} {library:8.2f} {separate:8.2f} {floor:8.2f}  {astuple(best)}", flush=True)
     if times[best] > min(library, separate):
         return None
-    fields = list(astuple(best))
-    while len(fields) > 5 and not fields[-1]:
-        fields.pop()
-    return fields
+    return table_fields(best)
 
 
 def write(entries: dict[str, list[int] | None]) -> None:

@@ -7,9 +7,8 @@ The fields below are the one source of `.env.example` and of the README's table 
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FilePath, ValidationError, field_validator, model_validator
@@ -28,13 +27,6 @@ from inference_server.core.options import (
 from inference_server.core.prefix_journal import PrefixJournal
 
 EMBEDDED_MODEL = "embedded"
-
-# What this version can run, for the settings whose full range is not built yet. Anything else is refused by name, never ignored.
-AVAILABLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
-    {
-        "custom_backend_compile": (False,),
-    }
-)
 
 
 class Settings(BaseSettings):
@@ -105,7 +97,9 @@ class Settings(BaseSettings):
         0.9, gt=0, le=1, description="Share of the memory the backend has to spare that the KV pool takes"
     )
     enable_prefix_cache: bool = Field(True, description="Reuse the KV of prompt prefixes that were computed before")
-    custom_backend_compile: bool = Field(False, description="torch.compile the custom forward")
+    custom_backend_compile: bool = Field(
+        False, description="Let torch.compile fuse what our kernels leave to PyTorch (BACKEND=custom-cuda; same values, slower start)"
+    )
     cuda_graph_sizes: Annotated[tuple[Annotated[int, Field(ge=0)], ...], NoDecode] = Field(
         (), description="Batch sizes to capture as CUDA graphs, comma separated; unset: 1 to 32, then every 8, then every 16; 0: none"
     )
@@ -177,6 +171,7 @@ class Settings(BaseSettings):
             max_model_len=self.max_model_len,
             cuda_graph_sizes=self.cuda_graph_sizes,
             ple_offload=self.ple_offload,
+            torch_compile=self.custom_backend_compile,
             block_mass=self.enable_prefix_cache and self.eviction_policy == "h2o",
             profiler_ranges=self.timeline_dir is not None,
         )
@@ -261,10 +256,11 @@ class Settings(BaseSettings):
         return value
 
     @model_validator(mode="after")
-    def _refuse_unavailable(self) -> Self:
-        for name, available in AVAILABLE.items():
-            if getattr(self, name) not in available:
-                raise ValueError(f"{name.upper()} is not built yet: leave it unset")
+    def _compiles_what_it_can(self) -> Self:
+        if self.custom_backend_compile and self.backend != "custom-cuda":
+            raise ValueError("CUSTOM_BACKEND_COMPILE needs BACKEND=custom-cuda: it compiles what is between our CUDA kernels")
+        if self.custom_backend_compile and (self.quantization != "none" or self.ple_offload):
+            raise ValueError("CUSTOM_BACKEND_COMPILE fuses lookups, which QUANTIZATION=int8 and PLE_OFFLOAD leave to kernels of their own")
         return self
 
     @model_validator(mode="after")

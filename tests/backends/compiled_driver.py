@@ -25,5 +25,5 @@ def compiled_and_reference(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tup
         return replace(ops.linear(weight, epilogue), gated=reference.gated, add_norm=reference.add_norm)
 
     mixed = SimpleNamespace(**{**vars(reference), "linear": linear})
-    monkeypatch.setattr(model_loading, "select_ops", lambda device, dtype: mixed)
+    monkeypatch.setattr(model_loading, "select_ops", lambda *arguments: mixed)
     return compiled, PagedDriver(folder, dtype="bfloat16")

@@ -37,7 +37,7 @@ class Replays:
 
 
 def padded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PagedDriver, Replays]:
-    monkeypatch.setattr(model_loading, "select_ops", lambda device, dtype: TritonOps(dtype))
+    monkeypatch.setattr(model_loading, "select_ops", lambda device, dtype, torch_compile: TritonOps(dtype))
     monkeypatch.setattr(model_runner, "_FEW_SAMPLED", FEW)
     driver = PagedDriver(folder, max_batch_size=6)
     runner = driver.backend._runner

@@ -42,7 +42,7 @@ def load_paged_model(options: ModelOptions, folder: Path, open_checkpoint: OpenC
         raise ModelLoadError(f"architecture {config_dict.get('architectures')} has no hand-written forward; use BACKEND=hf")
     architecture, family = found
     dtype = select_dtype(options.dtype)
-    ops = select_ops(device, dtype)
+    ops = select_ops(device, dtype, options.torch_compile)
     try:
         config = family.config_from_dict(config_dict)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

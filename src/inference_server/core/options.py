@@ -31,8 +31,8 @@ class ModelOptions:
 
     quantization: "none" or "int8". load_format: "dummy" for random weights. max_batch_size, max_batched_tokens: rows and tokens of the
     largest step. max_model_len: None for the model's own. cuda_graph_sizes: rows of the steps to capture; empty for the usual ones, (0,)
-    for none. ple_offload: embeddings for every layer stay in the host's memory. block_mass: measure attention by block.
-    profiler_ranges: mark the phases of steps for profilers.
+    for none. ple_offload: embeddings for every layer stay in the host's memory. torch_compile: what our kernels leave
+    to PyTorch. block_mass: measure attention by block. profiler_ranges: mark the phases of steps for profilers.
     """
 
     model_name: str
@@ -48,6 +48,7 @@ class ModelOptions:
     max_model_len: int | None = None
     cuda_graph_sizes: tuple[int, ...] = ()
     ple_offload: bool = False
+    torch_compile: bool = False
     block_mass: bool = False
     profiler_ranges: bool = False
 

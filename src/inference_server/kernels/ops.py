@@ -5,6 +5,7 @@ it. On few rows it is the number of operations that costs, so a product comes wi
 and what happens to its result. A set may run all of it in one launch, or one after the other.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from inference_server.kernels.quantize import QuantizedWeight
 from inference_server.kernels.step_rows import StepRows, TokenPlaces
+
+TokenMap = Callable[[Tensor], Tensor]
+"""A tensor [tokens, ...] to another, each token for itself."""
 
 
 class Activation(StrEnum):
@@ -144,3 +148,5 @@ class Ops(Protocol):
     ) -> None: ...
 
     def keep_tokens(self, ids: Tensor, slots: Tensor, newest_ids: Tensor, out: Tensor) -> None: ...
+
+    def fused(self, function: TokenMap) -> TokenMap: ...

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inference_server.kernels.composed import ComposedLinear, activate
-from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue, Experts, FusedLinear, KVSlots, Linear
+from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue, Experts, FusedLinear, KVSlots, Linear, TokenMap
 from inference_server.kernels.quantize import QuantizedWeight
 from inference_server.kernels.reference_attention import MassAttention, PagedAttention
 from inference_server.kernels.step_rows import StepRows, TokenPlaces
@@ -243,3 +243,11 @@ def keep_tokens(ids: Tensor, slots: Tensor, newest_ids: Tensor, out: Tensor) -> 
     """
     out[: len(ids)] = ids
     newest_ids[slots] = ids
+
+
+def fused(function: TokenMap) -> TokenMap:
+    """The same function, in as few launches as a set can make of it: here as it is.
+
+    It consists of PyTorch's operations alone, and what it reads beside its argument, such as weights, stays what it is.
+    """
+    return function

@@ -11,19 +11,22 @@ from torch import Tensor
 from inference_server.core.errors import ModelLoadError
 from inference_server.kernels import reference
 from inference_server.kernels.cpu.ops import compile_cpu_ops
+from inference_server.kernels.gpu.compiled import compiled
 from inference_server.kernels.ops import Ops
 
 logger = logging.getLogger(__name__)
 
 
-def select_ops(device: torch.device, dtype: torch.dtype) -> Ops:
-    """dtype: of the weights and the KV cache."""
+def select_ops(device: torch.device, dtype: torch.dtype, torch_compile: bool = False) -> Ops:
+    """dtype: of the weights and the KV cache. torch_compile: of what our kernels leave to PyTorch; ModelLoadError where there are none."""
     if device.type == "cuda" and find_spec("triton"):
         from inference_server.kernels.gpu.ops import TritonOps
 
-        return TritonOps(dtype)
-    compiled = compile_cpu_ops() if device.type == "cpu" and dtype == torch.bfloat16 else None
-    return compiled or reference
+        return TritonOps(dtype, compiled) if torch_compile else TritonOps(dtype)
+    if torch_compile:
+        raise ModelLoadError(f"CUSTOM_BACKEND_COMPILE needs CUDA and Triton, and this is {device}")
+    cpu_ops = compile_cpu_ops() if device.type == "cpu" and dtype == torch.bfloat16 else None
+    return cpu_ops or reference
 
 
 def select_host_table(device: torch.device) -> Callable[[Tensor], Callable[[Tensor], Tensor]] | None:

@@ -15,7 +15,7 @@ from inference_server.core.kv_layout import LayerGroup
 from inference_server.kernels.ops import Activation, AddNorm, Epilogue
 from inference_server.models.attention import FULL, SLIDING, AttentionMetadata, LayerKV
 from inference_server.models.fields import ConfigFields, RopeParameters
-from inference_server.models.layers import GatedMLP, NormedHeadsAttention, RotaryAngles
+from inference_server.models.layers import GatedMLP, NormedHeadsAttention, RotaryAngles, scaled
 from inference_server.models.weights import Weights
 
 _BUILT = {
@@ -87,7 +87,8 @@ class Gemma3:
         text = weights.text()
         lm_head = Epilogue(softcap=config.final_logit_softcapping, out_dtype=torch.float32)
         self.embedding = text.linear(config.hidden_size, lm_head, embed_tokens=config.vocab_size)  # read by rows, and multiplied by
-        self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype).item()
+        scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype).item()
+        self.embed = self.ops.fused(scaled(self.embedding.rows, scale, self.dtype))
         names = [f"layers.{i}" for i in range(len(config.layer_types))]
         ends = [None, *(f"{name}.post_feedforward_layernorm" for name in names)]
         starts = [*(f"{name}.input_layernorm" for name in names), "norm"]
@@ -99,7 +100,7 @@ class Gemma3:
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
         """input_ids, positions: int64 [tokens], the rows of `metadata` one after the other. Returns hidden [tokens, hidden_size]."""
-        x, update = None, self.embedding.rows(input_ids).to(self.dtype) * self.embedding_scale
+        x, update = None, self.embed(input_ids)
         angles = {layer_type: rotary(positions, self.dtype) for layer_type, rotary in self.rotary.items()}
         for layer in self.layers:
             x, update = layer(x, update, angles[layer.layer_type], metadata, kv)

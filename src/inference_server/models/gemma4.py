@@ -14,7 +14,7 @@ from torch import Tensor
 from inference_server.kernels.ops import Activation, AddNorm, Epilogue, KVSlots
 from inference_server.models.attention import AttentionMetadata, LayerKV
 from inference_server.models.gemma4_config import Gemma4Config
-from inference_server.models.layers import OUTPUT, GatedMLP, RotaryAngles, norm_weight
+from inference_server.models.layers import OUTPUT, GatedMLP, RotaryAngles, norm_weight, scaled
 from inference_server.models.moe import SCORES, load_experts
 from inference_server.models.weights import Weights
 
@@ -30,7 +30,8 @@ class Gemma4:
         text = weights.text()
         lm_head = Epilogue(softcap=config.final_logit_softcapping, out_dtype=torch.float32)
         self.embedding = text.linear(config.hidden_size, lm_head, embed_tokens=config.vocab_size)  # read by rows, and multiplied by
-        self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype).item()
+        scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype).item()
+        self.embed = self.ops.fused(scaled(self.embedding.rows, scale, self.dtype))
         self.per_layer = PerLayerEmbedding(config, text) if config.per_layer_size else None
         *norms, self.last_norm = _joints(config, text)
         self.layers = [Block(config, i, text.at(f"layers.{i}"), norm) for i, norm in enumerate(norms)]
@@ -44,7 +45,7 @@ class Gemma4:
         Returns hidden [tokens, hidden_size], or [sampled, hidden_size] where `metadata` names the tokens that are sampled from.
         """
         x: Tensor | None = None
-        update = self.embedding.rows(input_ids).to(self.dtype) * self.embedding_scale
+        update = self.embed(input_ids)
         per_layer = self.per_layer(input_ids, update) if self.per_layer else None
         angles = self._angles(positions)
         for i, layer in enumerate(self.layers):
@@ -78,8 +79,9 @@ class PerLayerEmbedding:
     def __init__(self, config: Gemma4Config, weights: Weights) -> None:
         self.size = config.per_layer_size
         width = len(config.layer_types) * self.size
-        self.lookup = weights.table("embed_tokens_per_layer.weight", config.per_layer_vocab_size, width)
-        self.table_scale = torch.tensor(self.size**0.5, dtype=weights.dtype).item()
+        table = weights.table("embed_tokens_per_layer.weight", config.per_layer_vocab_size, width)
+        scale = torch.tensor(self.size**0.5, dtype=weights.dtype).item()
+        self.lookup = weights.ops.fused(scaled(table, scale, weights.activation_dtype))
         self.project = weights.linear(config.hidden_size, per_layer_model_projection=width)
         self.projection_scale = config.hidden_size**-0.5
         norm = norm_weight(weights, "per_layer_projection_norm", self.size)
@@ -88,7 +90,7 @@ class PerLayerEmbedding:
 
     def __call__(self, input_ids: Tensor, x: Tensor) -> Tensor:
         """input_ids [tokens], x: their scaled embeddings [tokens, hidden_size]. Returns [tokens, layers, size]."""
-        from_id = self.lookup(input_ids).to(x.dtype) * self.table_scale  # [tokens, layers * size]
+        from_id = self.lookup(input_ids)  # [tokens, layers * size]
         from_x = self.project(x) * self.projection_scale
         mixed, _ = self.ops.add_norm(from_id.view(-1, self.size), from_x.view(-1, self.size), self.mix)
         return mixed.view(len(input_ids), -1, self.size)

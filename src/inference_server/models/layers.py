@@ -13,7 +13,7 @@ from torch import Tensor
 from inference_server.kernels.ops import Activation, AddNorm, Epilogue, KVSlots, Ops
 from inference_server.models.attention import AttentionMetadata, LayerKV
 from inference_server.models.fields import RopeParameters
-from inference_server.models.weights import Weights
+from inference_server.models.weights import Lookup, Weights
 
 OUTPUT = Epilogue(partial=True)  # of a sublayer: it goes to the addition and the norms before the next
 
@@ -21,6 +21,11 @@ OUTPUT = Epilogue(partial=True)  # of a sublayer: it goes to the addition and th
 def norm_weight(weights: Weights, name: str, size: int) -> Tensor:
     """Of a checkpoint that stores the factor itself: fp32 [size], what the normed input is multiplied by."""
     return weights.take(f"{name}.weight", size, dtype=torch.float32)
+
+
+def scaled(lookup: Lookup, scale: float, dtype: torch.dtype) -> Lookup:
+    """Ids [tokens] to the rows of a lookup, in dtype and times scale."""
+    return lambda ids: lookup(ids).to(dtype) * scale
 
 
 class RotaryAngles:

@@ -49,6 +49,7 @@ class CpuOps:
     keep_tokens = staticmethod(reference.keep_tokens)
     rotary_angles = staticmethod(reference.rotary_angles)
     route = staticmethod(reference.route)
+    fused = staticmethod(reference.fused)
 
     def __init__(self, kernels: Mapping[str, CompiledKernel], unit: VectorUnit | None) -> None:
         self._rms_norm = kernels["rms_norm"]

@@ -67,7 +67,19 @@ def _select(
         logits, maxima, temperatures, keys, skipped, values, ids, vocab, parts, BLOCK, padded, BELOW_ONE, noisy, cap, some, overlap,
         num_warps=8, launch_pdl=overlap,
     )  # fmt: skip
-    _pick_kernel[(rows,)](values, ids, skipped, drawn, vocab, parts, padded, some, overlap, num_warps=1, launch_pdl=overlap)
+    return pick(values, ids, vocab, drawn, restricted)
+
+
+def pick(values: Tensor, ids: Tensor, vocab: int, drawn: Tensor, restricted: Tensor | None = None) -> Tensor:
+    """Into `drawn` [R] int64, which it returns, the id of each row's highest value, the lowest of equals.
+
+    values, ids: [R, parts], the highest of each part of the vocabulary and the int32 id that has it. restricted: as in `draw_rows`.
+    """
+    rows, parts = values.shape
+    padded, overlap, some = triton.next_power_of_2(parts), overlaps_launches(values.device), restricted is not None
+    skipped = drawn if restricted is None else restricted
+    num_warps = max(1, min(8, padded // 256))
+    _pick_kernel[(rows,)](values, ids, skipped, drawn, vocab, parts, padded, some, overlap, num_warps=num_warps, launch_pdl=overlap)
     return drawn
 
 
@@ -92,6 +104,13 @@ def gumbel(u):
     rest = 1.0 - u
     log1p = tl.where(rest == 1.0, -u, tl.log(rest) * (u / tl.where(rest == 1.0, 1.0, 1.0 - rest)))
     return -tl.log(-log1p)
+
+
+@triton.jit
+def best_of(values, ids, none):
+    """The highest along the first axis, and the lowest id that has it; `none` where no value is a number."""
+    best = tl.max(values, 0)
+    return best, tl.min(tl.where(values == best, ids, none), 0)
 
 
 @triton.jit
@@ -144,9 +163,9 @@ def _draw_kernel(
             multiplier = tl.load(keys + 2 * row + 1).to(tl.uint32, bitcast=True)
             noise = gumbel(uniform(ids.to(tl.uint32), offset, multiplier, BELOW_ONE))
             values = tl.div_rn(values - highest, temperature) + noise
-    best = tl.max(values)
+    best, best_id = best_of(values, ids, vocab)
     tl.store(best_values + row * parts + part, best)
-    tl.store(best_ids + row * parts + part, tl.min(tl.where(values == best, ids, vocab)))
+    tl.store(best_ids + row * parts + part, best_id)
 
 
 @triton.jit
@@ -161,5 +180,5 @@ def _pick_kernel(values, ids, restricted, drawn, vocab, parts, PARTS: tl.constex
             return
     candidates = tl.load(values + row * parts + of_part, mask=of_part < parts, other=float("-inf"))
     at = tl.load(ids + row * parts + of_part, mask=of_part < parts, other=vocab)
-    best = tl.min(tl.where(candidates == tl.max(candidates), at, vocab))
-    tl.store(drawn + row, tl.minimum(best, vocab - 1).to(tl.int64))
+    _, best_id = best_of(candidates, at, vocab)
+    tl.store(drawn + row, tl.minimum(best_id, vocab - 1).to(tl.int64))

@@ -2,7 +2,7 @@
 
 It goes through the matrix units, with x as the narrow operand. Sums are in float32 and rounded once. Programs may take turns at the
 tiles, so that each waits for its first loads only once. A weight may be int8 with a float32 scale for each output feature: it is widened
-in registers.
+in registers. Where only the highest feature of a row is wanted, a tile writes its best and no y.
 """
 
 from dataclasses import replace
@@ -13,11 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from inference_server.kernels.gpu.activations import activate, softcap
+from inference_server.kernels.gpu.draw import best_of, pick
 from inference_server.kernels.gpu.launch import LaunchConfig, overlaps_launches
 from inference_server.kernels.ops import Epilogue
 
 MAX_ROWS = 256  # that one tile may have
-PREFETCH_LINES = 32  # of a weight row, of 128 bytes, asked for while the kernel before still runs
+PREFETCH_LINES = 4  # of a weight row, of 128 bytes, asked for while the kernel before still runs: with more it takes longer
 
 
 def padded_rows(rows: int) -> int:
@@ -32,14 +33,43 @@ def few_rows(
 
     With `config.splits` > 1, which takes an epilogue that does nothing to the sums and is partial: the sums [splits, M, N] in float32.
     """
-    m, k = x.shape
-    n = weight.shape[0] // (2 if epilogue.gated else 1)
+    m, n = len(x), _num_features(weight, epilogue)
     if config.splits == 1:
         y = torch.empty(m, n, dtype=epilogue.out_dtype or x.dtype, device=x.device)
     elif replace(epilogue, out_dtype=None) == Epilogue(partial=True):
         y = torch.empty(config.splits, m, n, dtype=torch.float32, device=x.device)
     else:
         raise ValueError(f"{epilogue} cannot be left in partial sums")
+    _launch(x, weight, epilogue, factor, config, scales, y, None)
+    return y
+
+
+def highest_of_few_rows(x: Tensor, weight: Tensor, epilogue: Epilogue, config: LaunchConfig, scales: Tensor | None = None) -> Tensor:
+    """The feature [M] int64 of the highest of each row of `few_rows`, the lowest of equals; `config.splits` is 1."""
+    m, n = len(x), _num_features(weight, epilogue)
+    values = torch.empty(m, triton.cdiv(n, config.rows), dtype=epilogue.out_dtype or x.dtype, device=x.device)
+    ids = torch.empty_like(values, dtype=torch.int32)
+    _launch(x, weight, epilogue, None, config, scales, values, ids)
+    return pick(values, ids, n, torch.empty(m, dtype=torch.int64, device=x.device))
+
+
+def _num_features(weight: Tensor, epilogue: Epilogue) -> int:
+    return weight.shape[0] // (2 if epilogue.gated else 1)
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    epilogue: Epilogue,
+    factor: Tensor | None,
+    config: LaunchConfig,
+    scales: Tensor | None,
+    y: Tensor,
+    ids: Tensor | None,
+) -> None:
+    """Into y, or into y and ids the highest of each tile and its feature, [M, tiles]."""
+    m, k = x.shape
+    n = _num_features(weight, epilogue)
     split_k = triton.cdiv(triton.cdiv(k, config.splits), config.block_k) * config.block_k
     overlap = overlaps_launches(x.device)
     tiles = triton.cdiv(n, config.rows)
@@ -50,6 +80,7 @@ def few_rows(
         scales,
         factor,
         y,
+        ids,
         m,
         n,
         factor.stride(0) if factor is not None else 0,
@@ -71,7 +102,6 @@ def few_rows(
         num_stages=config.num_stages,
         launch_pdl=overlap,
     )
-    return y
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -81,6 +111,7 @@ def _few_rows_kernel(
     scales,
     factor,
     y,
+    ids,
     m,
     n,
     factor_stride,
@@ -143,7 +174,14 @@ def _few_rows_kernel(
             result *= tl.load(factor + tokens[None, :] * factor_stride + features[:, None], mask=valid, other=0.0).to(tl.float32)
         if SOFTCAP is not None:
             result = softcap(result, SOFTCAP)
-        tl.store(y + to_row + features[:, None], result.to(y.dtype.element_ty), mask=valid)
+        result = result.to(y.dtype.element_ty)
+        if ids is None:
+            tl.store(y + to_row + features[:, None], result, mask=valid)
+        else:
+            best, best_id = best_of(tl.where(valid, result, float("-inf")), features[:, None], n)
+            to = tokens * tl.cdiv(n, ROWS) + tile
+            tl.store(y + to, best, mask=tokens < m)
+            tl.store(ids + to, best_id, mask=tokens < m)
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inference_server.kernels.gpu.dequantize import dequantize
 from inference_server.kernels.gpu.draw import greedy
-from inference_server.kernels.gpu.few_rows import few_rows, padded_rows
+from inference_server.kernels.gpu.few_rows import few_rows, highest_of_few_rows, padded_rows
 from inference_server.kernels.gpu.fused_norm import add_norm
 from inference_server.kernels.gpu.gated import gated, gated_by, softcapped
 from inference_server.kernels.gpu.launch import LaunchConfig, tuning
@@ -57,9 +57,14 @@ class TritonLinear:
         return library_linear(x, self._wide_weight(), self.epilogue, factor)
 
     def highest(self, x: Tensor) -> Tensor:
-        """For layers without activation. The soft cap of a library's product is applied as it is read: no [M, N] in float32 is written."""
-        if self._own_tuning(len(x)):
-            return greedy(self(x))
+        """For layers without activation. Of several rows no [M, N] in float32 is written, whoever multiplies."""
+        config = self._own_tuning(len(x))
+        if config is None:
+            return self.highest_by_library(x)
+        return greedy(self(x)) if len(x) == 1 else highest_of_few_rows(x, self.weight, self.epilogue, config, self.scales)
+
+    def highest_by_library(self, x: Tensor) -> Tensor:
+        """The soft cap is applied to the library's product as that is read."""
         return greedy(F.linear(x, self._wide_weight()), self.epilogue.softcap)
 
     def after(self, stream: Tensor | None, update: Tensor, norm: AddNorm, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:

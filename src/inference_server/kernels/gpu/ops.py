@@ -3,11 +3,13 @@
 Nothing here waits for the device, and what is launched depends on nothing but shapes, so a forward can be captured in a graph.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from inference_server.kernels import reference
 from inference_server.kernels.gpu.attention import TritonAttention
 from inference_server.kernels.gpu.attention_mass import TritonMassAttention
 from inference_server.kernels.gpu.experts import TritonExperts
@@ -16,16 +18,17 @@ from inference_server.kernels.gpu.linear import TritonLinear
 from inference_server.kernels.gpu.place_tokens import keep_tokens, place_tokens
 from inference_server.kernels.gpu.rope_kv import norm_rotate_store, rotary_angles
 from inference_server.kernels.gpu.route import route
-from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue
+from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Attention, Epilogue, TokenMap
 from inference_server.kernels.quantize import QuantizedWeight
 from inference_server.kernels.step_rows import StepRows
 
 
 @dataclass(frozen=True, slots=True)
 class TritonOps:
-    """An `Ops` (see there and `kernels.reference`). dtype: of weights and activations."""
+    """An `Ops` (see there and `kernels.reference`). dtype: of weights and activations. fused: by a compiler, if there is to be one."""
 
     dtype: torch.dtype
+    fused: Callable[[TokenMap], TokenMap] = reference.fused
 
     place_tokens = staticmethod(place_tokens)
     keep_tokens = staticmethod(keep_tokens)
