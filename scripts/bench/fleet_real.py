@@ -43,8 +43,8 @@ class Measured:
 
 
 async def measure(http: httpx.AsyncClient) -> Measured:
-    """Pairs of one prompt asked twice, one request at a time. The second time it is cached and takes the same way, so that the two differ by
-    what its tokens add to steps and by the steps that it took beside its last one. The first pairs open connections and load code."""
+    """One request at a time, each prompt twice. The second time it is cached and takes the same way, so that the two differ by the steps
+    that it took beside its last one, and by what its tokens add to steps. The first pairs open connections and load code."""
     rng, num_tokens = random.Random(1), 6
     pairs = []
     for _ in range(UNCOUNTED + SAMPLES):
