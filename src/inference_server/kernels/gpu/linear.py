@@ -91,7 +91,8 @@ class TritonLinear:
         if rows > MAX_FEW_ROWS:
             return None
         split = self._tuning(operation(rows, self.epilogue, split=True, int8=int8)) if self.epilogue.partial else None
-        default = few_rows_default(rows, *self.weight.shape, self.epilogue) if int8 and rows <= MAX_WIDENED_ROWS else None
+        n, k = self.weight.shape
+        default = few_rows_default(rows, n, k, self.epilogue) if int8 and rows <= MAX_WIDENED_ROWS else None
         return split or self._tuning(operation(rows, self.epilogue, int8=int8), default)
 
     def _tuning(self, name: str, default: LaunchConfig | None = None) -> LaunchConfig | None:
