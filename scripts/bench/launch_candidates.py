@@ -54,6 +54,14 @@ SPLIT_TILES = [  # height in weight rows, block_k, stages, warps
     (128, 128, 4, 8),
     (128, 64, 4, 4),
 ]
+INT8_TILES = [  # height in weight rows, block_k, stages; of two warps, for the reason that `few_rows_default` gives
+    (16, 256, 4),
+    (32, 128, 4),
+    (32, 256, 4),
+    (64, 128, 4),
+    (64, 128, 6),
+    (64, 256, 3),
+]
 SHORT_SPLIT_TILES = [(16, 128, 2, 2), (16, 256, 1, 2), (32, 64, 2, 4), (32, 128, 2, 4), (32, 256, 1, 4), (64, 64, 2, 4), (64, 128, 2, 4)]
 
 
@@ -101,8 +109,27 @@ def candidates(case: Case) -> Iterator[LaunchConfig]:
         return
     if case.rows >= 64:
         yield from wide_candidates(case, matrices)
+    elif case.int8:
+        yield from int8_candidates(case, matrices)
     else:
         yield from split_candidates(case) if case.split else tile_candidates(case, matrices, size)
+
+
+def int8_candidates(case: Case, matrices: int) -> Iterator[LaunchConfig]:
+    """Of sums that are shared, half a program a multiprocessor to two; of others one a tile, or some two a multiprocessor in turns."""
+    for (height, block_k, stages), splits in itertools.product(INT8_TILES, (1, 2, 4, 5, 8) if case.split else (1,)):
+        tiles = case.n // height
+        widened_once = height >= 2 * case.rows or case.n * case.k < TURNS_FROM
+        fits = case.k % block_k == 0 and splits * block_k <= case.k and block_k * stages <= max(512, case.k // splits)
+        if case.split:
+            enough = PROCESSORS // 2 <= tiles * splits <= 2 * PROCESSORS or case.k <= 512
+        else:
+            enough = 16 <= tiles <= PROCESSORS * (4 if height < 64 else 64)
+        if widened_once and fits and enough:
+            tile = LaunchConfig(height // matrices, block_k, 2, stages, splits)
+            yield tile
+            if not case.split and tiles > 1.3 * 2 * PROCESSORS:
+                yield replace(tile, programs=-(-tiles // -(-tiles // (2 * PROCESSORS))))
 
 
 def split_candidates(case: Case) -> Iterator[LaunchConfig]:

@@ -1,6 +1,6 @@
 """Tries the launch configurations of few-rows products in a model's whole decode step, and writes those that shorten it into the table.
 
-    python scripts/bench/tune_in_step.py [gemma4-e2b] [--rows 32 16] [--shapes 1536x256] [--gain 2]
+    python scripts/bench/tune_in_step.py [gemma4-e2b] [--rows 32 16] [--shapes 1536x256] [--int8] [--gain 2]
 
 `tune_triton_launch.py` times a product alone, where it overlaps with itself. In a step it overlaps with its neighbours, as far as shared
 memory holds both, and a tenth of a microsecond alone may be one in the step. Here a configuration counts by the graph of a step with
@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import torch
-from decode_step import DTYPE, build, step
+from decode_step import DTYPE, Int8Ops, build, step
 from launch_candidates import Case, candidates, cases, table_fields
 from model_shapes import shapes_of
 from released_configs import CONFIGS
@@ -22,6 +22,7 @@ from tune_triton_launch import Bench, compile_all, write
 
 from inference_server.kernels.gpu import launch
 from inference_server.kernels.gpu.launch import LaunchConfig
+from inference_server.kernels.gpu.linear import few_rows_default
 from inference_server.kernels.gpu.ops import TritonOps
 
 CONTEXT = 256
@@ -62,7 +63,8 @@ def microseconds(graphs: list[torch.cuda.CUDAGraph], turns: int = 5, replays: in
 
 def improve(graphs: StepGraphs, table: dict[str, list[int] | None], case: Case, gain: float) -> None:
     """Leaves in the table what makes the step shortest, if by more than gain microseconds; prints the nearest."""
-    before, bench, tried = table.get(case.key), Bench(case, 1), []
+    default = table_fields(few_rows_default(case.rows, case.n, case.k, case.epilogue)) if case.int8 else None
+    before, bench, tried = table.get(case.key, default), Bench(case, 1), []
     best, best_graph = before, graphs.capture()
     for config in candidates(case):
         fields = table_fields(config)
@@ -82,10 +84,10 @@ def improve(graphs: StepGraphs, table: dict[str, list[int] | None], case: Case, 
     print(f"{case.key:34s} {before} -> {best}   us a step, to the best before each: {nearest}", flush=True)
 
 
-def few_rows_cases(model: str, rows: int, shapes: list[str] | None) -> Iterator[Case]:
+def few_rows_cases(model: str, rows: int, shapes: list[str] | None, int8: bool) -> Iterator[Case]:
     for n, k, epilogue in shapes_of(model).layers:
         if not shapes or f"{n}x{k}" in shapes:
-            yield from (case for case in cases(rows, n, k, epilogue, False) if any(candidates(case)))
+            yield from (case for case in cases(rows, n, k, epilogue, int8) if any(candidates(case)))
 
 
 def main() -> None:
@@ -93,14 +95,15 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="gemma4-e2b", choices=CONFIGS)
     parser.add_argument("--rows", type=int, nargs="*", default=[32, 16])
     parser.add_argument("--shapes", nargs="*", help="of the weights, N x K; all by default")
+    parser.add_argument("--int8", action="store_true")
     parser.add_argument("--gain", type=float, default=2.0, help="microseconds a step that a change must save")
     parser.add_argument("--processes", type=int, default=12)
     arguments = parser.parse_args()
-    todo = {rows: list(few_rows_cases(arguments.model, rows, arguments.shapes)) for rows in arguments.rows}
+    todo = {rows: list(few_rows_cases(arguments.model, rows, arguments.shapes, arguments.int8)) for rows in arguments.rows}
     jobs: list[tuple[Case, LaunchConfig]] = [(case, config) for some in todo.values() for case in some for config in candidates(case)]
     with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_all, [jobs[i :: arguments.processes] for i in range(arguments.processes)]))
-    ops = TritonOps(DTYPE)
+    ops = (Int8Ops if arguments.int8 else TritonOps)(DTYPE)
     model, _ = build(arguments.model, ops)
     table = launch._read_table()[torch.cuda.get_device_name()]
     for rows, some in todo.items():

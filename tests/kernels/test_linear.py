@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from triton_cases import assert_near, exact_after, exact_linear, norm_weight, randn, weights
+from triton_cases import DEVICE, ON_GPU, assert_near, exact_after, exact_linear, norm_weight, randn, weights
 
 from inference_server.kernels import reference
 from inference_server.kernels.gpu import linear
@@ -140,6 +140,27 @@ def test_an_int8_weight(rows: int, epilogue: Epilogue, monkeypatch: pytest.Monke
     for mine, expected in zip(layer.after(residual, x, norm), exact_after(residual, x, norm, exact, epilogue), strict=True):
         assert_near(mine, expected)
     assert_near(layer.rows(torch.tensor([3, 0], device=x.device)), exact[[3, 0]])
+
+
+@pytest.mark.parametrize("num_warps", [2, 4])
+def test_every_int8_weight_is_widened_exactly(num_warps: int) -> None:
+    """Each row of x picks one feature; on a card two and four warps widen in different layouts."""
+    dtype = BF16 if ON_GPU else FP32
+    x = torch.eye(256, dtype=dtype, device=DEVICE)
+    weight = torch.stack([torch.arange(256, device=DEVICE).roll(n) - 128 for n in range(64)]).to(torch.int8)
+    y = few_rows(x, weight, PLAIN, None, LaunchConfig(64, 128, num_warps, 3, tokens=16), torch.ones(64, device=DEVICE))
+    assert y.equal(weight.T.to(dtype))
+
+
+def test_an_int8_product_that_was_not_measured_is_shared_out() -> None:
+    torch.manual_seed(0)
+    quantized = quantize_weight(weights(64, 2048))
+    x, residual, norm = randn(5, 2048), randn(5, 64), AddNorm(norm_weight(64), norm_weight(64), 1e-6)
+    parts = TritonLinear(quantized.values, PARTIAL, FP32, quantized.scales)(x)
+    assert parts.shape == (4, 5, 64)
+    expected = reference.add_norm(residual, x @ (quantized.values * quantized.scales[:, None]).T, norm)
+    for mine, exact in zip(add_norm(residual, parts, norm), expected, strict=True):
+        assert_near(mine, exact)
 
 
 @pytest.mark.parametrize("k", [96, 130])

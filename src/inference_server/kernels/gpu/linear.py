@@ -22,6 +22,7 @@ from inference_server.kernels.gpu.one_row import one_row
 from inference_server.kernels.ops import AddNorm, Epilogue
 
 MAX_FEW_ROWS = 256  # what our kernels were measured for
+MIN_PROGRAMS = 64  # that an int8 weight which was not measured is to be read by
 MAX_WIDENED_ROWS = 64  # of int8 weights that were not measured: above this the library is faster on a wider copy
 
 
@@ -90,7 +91,8 @@ class TritonLinear:
         if rows > MAX_FEW_ROWS:
             return None
         split = self._tuning(operation(rows, self.epilogue, split=True, int8=int8)) if self.epilogue.partial else None
-        default = few_rows_default(rows, self.epilogue) if int8 and rows <= MAX_WIDENED_ROWS else None
+        n, k = self.weight.shape
+        default = few_rows_default(rows, n, k, self.epilogue) if int8 and rows <= MAX_WIDENED_ROWS else None
         return split or self._tuning(operation(rows, self.epilogue, int8=int8), default)
 
     def _tuning(self, name: str, default: LaunchConfig | None = None) -> LaunchConfig | None:
@@ -108,11 +110,18 @@ def one_row_default(k: int, gated: bool, int8: bool) -> LaunchConfig:
     return LaunchConfig(rows=1 << (rows.bit_length() - 1), block_k=block_k, num_warps=8 if k > 8192 else 4)
 
 
-def few_rows_default(rows: int, epilogue: Epilogue) -> LaunchConfig:
-    """For an int8 weight, where the library would have to be given a wider one."""
-    padded = padded_rows(rows)
-    num_warps = 8 if padded * (2 if epilogue.gated else 1) > 64 else 4
-    return LaunchConfig(rows=32 if padded <= 32 else 64, block_k=128, num_warps=num_warps, num_stages=4)
+def few_rows_default(rows: int, n: int, k: int, epilogue: Epilogue) -> LaunchConfig:
+    """For an int8 weight [n, k], where the library would have to be given a wider one.
+
+    Up to 32 rows it is two warps to 64 weight rows: with four, Triton multiplies by warp groups, for which bytes leave shared memory in
+    pairs and take twice the instructions; with fewer weight rows, or more rows of x, each warp widens all weights for itself.
+    """
+    padded, matrices = padded_rows(rows), 2 if epilogue.gated else 1
+    if padded > 32:
+        return LaunchConfig(rows=64, block_k=128, num_warps=4 * matrices, num_stages=4)
+    height = next((height for height in (64, 32) if n >= height * MIN_PROGRAMS), 16) if not epilogue.partial else 64
+    shares = max(1, min(2 * MIN_PROGRAMS * height // n, k // 512)) if epilogue.partial else 1
+    return LaunchConfig(rows=height // matrices, block_k=128, num_warps=2, num_stages=4, splits=shares)
 
 
 def library_linear(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None) -> Tensor:
