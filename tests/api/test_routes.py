@@ -40,6 +40,19 @@ def test_version(client: httpx.Client) -> None:
     assert client.get("/version").json() == {"version": __version__}
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models", "/", "/static/style.css", "/openapi.json"])
+def test_head_is_get_without_its_body(client: httpx.Client, path: str) -> None:
+    head, get = client.head(path), client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+    assert int(head.headers["content-length"]) > 0
+    assert client.get(path).status_code == 200, "the connection is still good"
+
+
+def test_head_finds_no_more_than_get(client: httpx.Client) -> None:
+    assert (client.head("/nowhere").status_code, client.head("/generate").status_code) == (404, 405)
+
+
 def test_tokenize_and_back(client: httpx.Client) -> None:
     body = client.post("/tokenize", json={"prompt": "héllo", "model": MODEL_NAME}).json()
     assert body == {"count": 7, "max_model_len": MAX_MODEL_LEN, "tokens": TOKENIZER.encode("héllo"), "token_strs": None}

@@ -9,7 +9,7 @@ from inference_server import __version__
 from inference_server.api.access import AccessGate
 from inference_server.api.context import ApiContext
 from inference_server.api.errors import install_error_handlers
-from inference_server.api.middleware import AdmissionGate, BodyLimit, HeaderLimit, RequestEnvelope
+from inference_server.api.middleware import AdmissionGate, BodyLimit, HeadAsGet, HeaderLimit, RequestEnvelope
 from inference_server.api.rate_limit import RateLimit
 from inference_server.api.routes import dashboard, generate, health, models, openai, requests, responses, simulate, stats, tokens
 from inference_server.api.schemas.answers import ERRORS
@@ -37,7 +37,11 @@ def build_app(context: ApiContext, lifespan: Lifespan[FastAPI] | None = None) ->
 def _middleware(context: ApiContext) -> list[Middleware]:
     """Outermost first. CORS stands before the gates, so that a page can read why it was refused."""
     options = context.options
-    layers = [Middleware(RequestEnvelope, context=context), Middleware(HeaderLimit, max_bytes=options.max_header_bytes)]
+    layers = [
+        Middleware(HeadAsGet),
+        Middleware(RequestEnvelope, context=context),
+        Middleware(HeaderLimit, max_bytes=options.max_header_bytes),
+    ]
     if options.cors_origins:
         layers.append(Middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["*"], allow_headers=["*"]))
     if options.api_keys or options.metrics_key is not None:

@@ -16,7 +16,7 @@ from inference_server.api.errors import engine_error_response, error_body, json_
 from inference_server.api.headers import GENERATION_ROUTES, header, is_generation, route_path
 from inference_server.core.errors import InferenceServerError
 
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 WELL_FORMED = re.compile(rb"[A-Za-z0-9._:/-]{1,128}")
 TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -78,6 +78,18 @@ class RequestEnvelope:
         self._context.prometheus.observe_http(method, route, status, seconds)
         if route in GENERATION_ROUTES and status in (429, 503):
             self._context.prometheus.count_rejection(scope["state"].get("refusal", "other"))
+
+
+class HeadAsGet:
+    """Hands HEAD on as GET, the method that the routes have. The HTTP server knows what the client sent, and leaves out the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
 
 
 class AdmissionGate:
