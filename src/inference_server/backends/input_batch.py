@@ -165,8 +165,8 @@ class InputBatch:
         return self._ops.bind_attention(block_tables, rows, window, self._block_size, block_mass)
 
     def _slots_of(self, plan: StepPlan) -> IntArray:
-        """Rows that decode still have theirs."""
-        if plan.num_decodes < len(plan) or plan.requests != self._rows:
+        """The very array of the step before where its rows go on: `StagedRows` goes by that."""
+        if not plan.repeats(self._rows):
             self._rows = plan.requests
             self._slots = np.array([request.slot for request in plan.requests], dtype=np.int64)
         return self._slots

@@ -3,7 +3,7 @@
 A plan refers to the mutable requests themselves and is read by `launch` on the thread that made it, so nothing is copied a row.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
@@ -46,8 +46,8 @@ class StepPlan:
     has been sampled but not collected: the backend takes it from the device, by `request.slot`.
     num_new_tokens[i]: tokens of the row computed in this step, at least 1.
     samples[i]: the row reaches its last known token, so logits and one sampled token are wanted.
-    num_decodes: so many rows come first that go on in the slot of their step before, with the one token that was sampled there, and
-    sample the next.
+    num_decodes: the number of rows that decode. They come first; each is in the slot that it had in its step before, computes the one
+    token that was sampled there, and samples the next.
     """
 
     step_id: int
@@ -66,6 +66,10 @@ class StepPlan:
 
     def __len__(self) -> int:
         return len(self.requests)
+
+    def repeats(self, requests: Sequence[ScheduledRequest]) -> bool:
+        """Whether the rows are those of `requests`, the step before, and all of them decode: each then still has the slot it had there."""
+        return self.num_decodes == len(self) and self.requests == requests
 
     @property
     def num_tokens(self) -> int:

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The rows of a step that sample, as parallel lists. positions: the index each row's token will have in its sequence.
+    """The rows of a step that sample, as parallel lists.
 
-    slots: each row's place in the persistent batch when the step was launched; the very same list as before tells that the rows are those
-    of the step before. masks: for each row the tokens that a grammar allows,
-    packed as `Constraint.mask` says, or None; None where no row has one.
+    positions: the index that each row's token will have in its sequence.
+    slots: each row's slot when the step was launched. Where the rows are those of the step before, it is that step's very list, by which
+    a sampler tells that it knows them.
+    masks: for each row the tokens that a grammar allows, packed as `Constraint.mask` says, or None; None where no row has one.
     """
 
     requests: Sequence[ScheduledRequest]
@@ -33,7 +34,7 @@ class SamplingRows:
         """Those of the plan's rows, without masks. before: of the step before, where that is known."""
         if plan.num_decodes == len(plan):
             positions = [start + 1 for start in plan.starts]
-            if before is not None and plan.requests == before.requests:
+            if before is not None and plan.repeats(before.requests):
                 return cls(plan.requests, positions, before.slots)
             return cls(plan.requests, positions, [request.slot for request in plan.requests])
         requests = [plan.requests[row] for row in plan_rows]
