@@ -146,9 +146,11 @@ class ContinuousBatchScheduler:
         request.num_inflight_tokens = 0
 
     def has_unfinished(self) -> bool:
+        """For drivers that do not count their requests, as benchmarks and tests."""
         return len(self._batch) + len(self._intake) > 0
 
     def waiting(self) -> list[ScheduledRequest]:
+        """Requests that hold no slot, in queue order."""
         return self._intake.waiting()
 
     def predicted_wait_s(self, request: ScheduledRequest) -> float:
