@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import httpx
 import torch
-from load_client import Answer, LoadClient, model_name
-from openai_stream import COMPLETIONS, USAGE
+from http_load.client import Answer, LoadClient, model_name
+from http_load.openai_stream import COMPLETIONS, USAGE
 
 REFERENCE_GBPS = 18.9
 TOPICS = (

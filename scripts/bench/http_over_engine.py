@@ -19,7 +19,7 @@ from statistics import fmean
 from engine_rig import create_engine, model_folder
 from engine_workloads import WORKLOADS, Workload
 from http_bench import serve
-from light_client import completion, stream_all
+from http_load.light_client import completion, stream_all
 from released_configs import CONFIGS, shortened
 
 from inference_server.core.options import CacheOptions, ModelOptions, PrefillMode, SchedulerOptions

@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from load_capacity import Bars, highest_rate
-from load_client import LoadClient, model_name
-from load_run import Record, Run, Target, closed_loop, open_loop
-from load_stats import Summary, summarise
-from load_workloads import MIXES
-from openai_stream import USAGE
+from http_load.capacity import Bars, highest_rate
+from http_load.client import LoadClient, model_name
+from http_load.openai_stream import USAGE
+from http_load.run import Record, Run, Target, closed_loop, open_loop
+from http_load.stats import Summary, summarise
+from http_load.workloads import MIXES
 from tqdm import tqdm
 
 BAR = "{desc} {bar} {n:.0f}/{total:.0f} s {postfix}"
@@ -85,7 +85,7 @@ async def _tick(bar: Any, done: Sequence[int]) -> None:
 
 def sweep(bench: Bench, args: argparse.Namespace, bars: Bars) -> None:
     """One run a rate, and the plot of them all."""
-    from load_plot import draw
+    from http_load.plot import draw
 
     points = []
     for rate in args.rates:

@@ -25,8 +25,8 @@ from typing import Any
 
 import httpx
 from http_bench import TOPICS
-from load_client import LoadClient, model_name
-from openai_stream import COMPLETIONS, USAGE
+from http_load.client import LoadClient, model_name
+from http_load.openai_stream import COMPLETIONS, USAGE
 
 from inference_server.checkpoints.embedded import assemble, prepare_embedded
 from inference_server.config import Settings

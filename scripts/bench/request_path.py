@@ -18,7 +18,7 @@ import torch
 from fake_model import CONTENTS
 from host_rig import VOCAB_SIZE, load_model
 from host_step import TEXT, words_of
-from light_client import chat, completion, stream_all
+from http_load.light_client import chat, completion, stream_all
 from response_path import running, wait_ready
 from response_server import Reading, run_loaded
 

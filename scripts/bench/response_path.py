@@ -19,7 +19,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 import httpx
-from light_client import completion, stream_all
+from http_load.light_client import completion, stream_all
 from response_server import Reading, run_floor, run_server
 
 LOOK_EVERY_S = 0.002

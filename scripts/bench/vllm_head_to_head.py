@@ -3,9 +3,10 @@
     python scripts/bench/vllm_head_to_head.py /models/gemma-4-e2b --vllm-python /opt/vllm/bin/python --out head_to_head
 
 Each has the whole GPU in its turn, and turns alternate, so that a card that slows down meets both. The same batches go through each one's
-own interface without HTTP (`offline_batch.py`), and as streams from its server to a client of raw sockets (`light_client.py`; the folder
-needs a tokenizer), whose share of a core is printed to show that it held nobody up. The best turn counts. Prints tokens a second and
-ratios, above 1 where this server is faster; after each level all so far is written as a plot and as JSON, beside what the sides said.
+own interface without HTTP (`offline_batch.py`), and as streams from its server to a client of raw sockets (`http_load/light_client.py`;
+the folder needs a tokenizer), whose share of a core is printed to show that it held nobody up. The best turn counts. Prints tokens a
+second and ratios, above 1 where this server is faster; after each level all so far is written as a plot and as JSON, beside what the
+sides said.
 """
 
 import argparse
@@ -21,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from http_load.light_client import completion, stream_all
 from http_over_engine import LOOK_EVERY_S
-from light_client import completion, stream_all
 from matplotlib.figure import Figure
 from offline_batch import measure
 from peers_cpu import OURS, Peer, start

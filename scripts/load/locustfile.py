@@ -20,8 +20,8 @@ from locust import HttpUser, between, task
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
-from load_workloads import MIXES, Session
-from openai_stream import CHAT, COMPLETIONS, USAGE, event_text
+from http_load.openai_stream import CHAT, COMPLETIONS, USAGE, event_text
+from http_load.workloads import MIXES, Session
 
 
 class StreamingUser(HttpUser):

@@ -1,7 +1,7 @@
 """The raw-socket client counts what a real server streams."""
 
 import pytest
-from light_client import completion, stream_all
+from http_load.light_client import completion, stream_all
 from load_server import serving
 
 

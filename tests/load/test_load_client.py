@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import pytest
-from load_client import Answer, LoadClient
-from openai_stream import COMPLETIONS
+from http_load.client import Answer, LoadClient
+from http_load.openai_stream import COMPLETIONS
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 USAGE = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}}

@@ -11,13 +11,13 @@ from random import Random
 import numpy as np
 import pytest
 from api_server import TestServer
-from load_capacity import Bars, highest_rate
-from load_client import LoadClient
-from load_run import Record, Run, Target, arrivals, closed_loop, open_loop
+from http_load.capacity import Bars, highest_rate
+from http_load.client import LoadClient
+from http_load.openai_stream import USAGE
+from http_load.run import Record, Run, Target, arrivals, closed_loop, open_loop
+from http_load.stats import summarise
+from http_load.workloads import CHAT, MIXES, SHARED_PREFIX, Workload, sessions
 from load_server import serving
-from load_stats import summarise
-from load_workloads import CHAT, MIXES, SHARED_PREFIX, Workload, sessions
-from openai_stream import USAGE
 from prometheus_client.parser import text_string_to_metric_families
 
 import load

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
+from http_load.workloads import Workload
 from load_server import serving
-from load_workloads import Workload
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "load"
 

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import yaml
 from fleet_exposition import FleetStats, serving_fleet_metrics
-from load_client import LoadClient
-from load_run import Target, closed_loop
+from http_load.client import LoadClient
+from http_load.openai_stream import USAGE
+from http_load.run import Target, closed_loop
+from http_load.workloads import SHARED_PREFIX
 from load_server import serving
-from load_workloads import SHARED_PREFIX
-from openai_stream import USAGE
 from prometheus_process import Prometheus, eventually, scraping
 
 from control_plane.fleet_metrics import render

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from load_stats import Summary
+from http_load.stats import Summary
 
 
 @dataclass(frozen=True, slots=True)

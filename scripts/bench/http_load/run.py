@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-from load_client import Answer, LoadClient
-from load_workloads import Session, Workload, mean_turns, sessions
-from openai_stream import CHAT, COMPLETIONS
+from http_load.client import Answer, LoadClient
+from http_load.openai_stream import CHAT, COMPLETIONS
+from http_load.workloads import Session, Workload, mean_turns, sessions
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 import httptools
 import httpx
-from openai_stream import event_text
+
+from http_load.openai_stream import event_text
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 For a process of its own beside a server that is measured: a read of a socket costs some microseconds, whatever it brings. It may look only
 now and then, since to wake a reader that sleeps costs the server's write more than all else in it, and over a network there is none to
-wake. Each stream is one request on one connection, which the server closes. `load_client.py` is for what wants to know more of an answer.
+wake. Each stream is one request on one connection, which the server closes. `client.py` is for what wants to know more of an answer.
 """
 
 import json
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from openai_stream import CHAT, COMPLETIONS, USAGE
+from http_load.openai_stream import CHAT, COMPLETIONS, USAGE
 
 _USAGE = re.compile(rb'"completion_tokens":(\d+)')
 _DONE = b"data: [DONE]"

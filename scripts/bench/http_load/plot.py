@@ -5,10 +5,11 @@ from html import escape
 from io import StringIO
 from pathlib import Path
 
-from load_capacity import Bars
-from load_stats import Latency, Summary
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from http_load.capacity import Bars
+from http_load.stats import Latency, Summary
 
 STYLE = (
     "body{font:15px system-ui;max-width:70rem;margin:2rem auto;padding:0 1rem}"

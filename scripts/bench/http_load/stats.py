@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from load_run import Record, Run
+
+from http_load.run import Record, Run
 
 REFUSED = 429
 
