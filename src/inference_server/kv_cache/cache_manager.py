@@ -105,13 +105,13 @@ class CacheManager:
         sources = self._drop_tail(request)
         return [BlockCopy(group, source, request.block_tables[group].block_ids[index]) for group, source in enumerate(sources)]
 
-    def found(self, request: ScheduledRequest) -> PrefixNode | None:
-        """Where the search of `match_prefix` ended, for `goes_on`."""
-        return self._prefix.found(request) if self._prefix is not None else None
+    def search_end(self, request: ScheduledRequest) -> PrefixNode | None:
+        """Where the search of `match_prefix` ended, for `may_match_more`."""
+        return self._prefix.search_end(request) if self._prefix is not None else None
 
-    def goes_on(self, found: PrefixNode | None, request: ScheduledRequest) -> bool:
-        """Whether that search would go further by now. Costs the same for any length of the match."""
-        return found is not None and self._prefix is not None and self._prefix.goes_on(found, request)
+    def may_match_more(self, search_end: PrefixNode | None, request: ScheduledRequest) -> bool:
+        """Whether that search might get further by now. Costs the same for any length of the match."""
+        return search_end is not None and self._prefix is not None and self._prefix.may_match_more(search_end, request)
 
     def count_hits(self, request: ScheduledRequest) -> None:
         """Note what the prefix cache was worth to a request, at its first admission; what it recomputes later is no hit."""

@@ -76,12 +76,12 @@ class PrefixCache:
         node = nodes[-1] if nodes else self._root
         self._holds[child.request_id] = PrefixHold(node, node, held.prompt_end, duplicates)
 
-    def found(self, request: ScheduledRequest) -> PrefixNode:
+    def search_end(self, request: ScheduledRequest) -> PrefixNode:
         """The node at which the search for the request's tokens ended."""
-        return self._holds[request.request_id].found
+        return self._holds[request.request_id].search_end
 
-    def goes_on(self, node: PrefixNode, request: ScheduledRequest) -> bool:
-        """Whether a search that ended at `node` might go further by now: a node that is gone tells nothing."""
+    def may_match_more(self, node: PrefixNode, request: ScheduledRequest) -> bool:
+        """Whether a search that ended at `node` might get further by now. Where that node is gone, nobody knows: True."""
         if node.parent is None and node is not self._root:
             return True
         end = (node.depth + 1) * self._block_size

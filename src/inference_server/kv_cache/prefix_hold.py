@@ -10,14 +10,14 @@ from inference_server.kv_cache.prefix_node import BlockKey, PrefixNode
 class PrefixHold:
     """What a request locks: `node` and all above it.
 
-    found: the last node of its tokens when it came, whether or not it can be resumed there.
+    search_end: the node at which the search for its tokens ended when it came, whether or not it can be resumed there.
     prompt_end: the last one above, until the request's own takes its place.
     duplicates: blocks of nodes that it locks while its tables hold copies of its own.
     ahead: nodes of its blocks behind `node`, one below the other, that do not hang in the tree yet.
     """
 
     node: PrefixNode
-    found: PrefixNode
+    search_end: PrefixNode
     prompt_end: PrefixNode | None = None
     duplicates: list[int] = field(default_factory=list)
     ahead: list[PrefixNode] = field(default_factory=list)

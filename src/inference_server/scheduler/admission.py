@@ -103,11 +103,11 @@ class AdmissionController:
     def outlook(self, request: ScheduledRequest) -> "_Outlook | None":
         """What was found when memory held the request; None if it was not, or may start from a longer prefix by now."""
         outlook = self._outlooks.get(request.request_id)
-        return None if outlook is None or self.cache.goes_on(outlook.found, request) else outlook
+        return None if outlook is None or self.cache.may_match_more(outlook.search_end, request) else outlook
 
     def held(self, request: ScheduledRequest, blocks: list[int], taken_bytes: int) -> None:
         """Memory holds the request, which has its prefix in hand."""
-        self._outlooks[request.request_id] = _Outlook(blocks, taken_bytes, self.cache.found(request))
+        self._outlooks[request.request_id] = _Outlook(blocks, taken_bytes, self.cache.search_end(request))
 
     def admitted(self, request: ScheduledRequest) -> None:
         """It is held no more."""
@@ -126,14 +126,15 @@ class AdmissionController:
 
 @dataclass(frozen=True, slots=True)
 class _Outlook:
-    """Why memory held a request: the blocks it lacked beside its prefix, what was taken then, and where its prefix ended.
+    """Why memory held a request.
 
-    While no less is taken, or even the room without its prefix is too small for these blocks, it need not be looked at again.
+    blocks: what it lacked beside its cached prefix, by group. taken_bytes: what was taken then. search_end: where its prefix ended.
+    The request is not tried again while at least as much is taken, or while these blocks alone do not fit.
     """
 
     blocks: list[int]
     taken_bytes: int
-    found: PrefixNode | None
+    search_end: PrefixNode | None
 
 
 @dataclass(slots=True)
