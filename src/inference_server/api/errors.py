@@ -18,7 +18,7 @@ from inference_server.core import errors
 
 CLIENT_CLOSED_REQUEST = 499
 MAX_REPORTED_PROBLEMS = 3
-UNION_MEMBERS = ("list[", "dict[", "literal[")  # by one of these each union of a body can be told; no field begins so
+UNION_MEMBERS = ("list[", "dict[", "literal[")  # how pydantic names members of unions: each union of ours has one, no field is named so
 TOO_DEEP = "the body is nested too deeply"
 
 STATUS: Mapping[type[errors.InferenceServerError], int] = MappingProxyType(
@@ -128,7 +128,7 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 
 async def _too_deep(request: Request, error: Exception) -> Response:
-    """Nothing here recurses but over what a client sent, and what was just read may be too deep to be written."""
+    """Only what a client sent is walked by recursion here. JSON that could just be read may still be too deep to check, render or write."""
     return json_error(400, error_body(400, TOO_DEEP))
 
 

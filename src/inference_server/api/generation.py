@@ -85,7 +85,7 @@ async def _close(tokens: RequestStream, first: asyncio.Future[OutputDelta]) -> N
 async def _events(
     tokens: RequestStream, first: asyncio.Future[OutputDelta], response_format: ResponseFormat, writer: BodyWriter | None
 ) -> AsyncIterator[bytes]:
-    """Asked for the first one when the head is out. What `writer` can write at once does not come this way."""
+    """The bytes of the body, asked for once the response's head is out. What `writer` can write at once does not come this way."""
     if not first.done():
         yield PING
     if writer is not None:
@@ -99,7 +99,7 @@ async def _events(
 
 
 def _write(writer: BodyWriter, response_format: ResponseFormat, delta: OutputDelta) -> bool:
-    """Whether it has written the events of `delta`."""
+    """Write the events of `delta` now, if the client keeps up. Returns whether it did."""
     if not writer.ready:
         return False
     if chunk := response_format.events(delta):

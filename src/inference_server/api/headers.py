@@ -17,7 +17,7 @@ def route_path(scope: Scope) -> str:
 
 
 def address(scope: Scope) -> str:
-    """Of the client; empty where it has none."""
+    """The client's address; empty where it has none, as over a Unix socket."""
     return scope["client"][0] if scope.get("client") else ""
 
 

@@ -1,7 +1,7 @@
-"""`JsonRoute`: reads a body as JSON, and says in the client's terms what is wrong with one that cannot be read. `GenerationRoute` runs its
-endpoint without the framework's machinery, which would take longer than all else that a short request costs the event loop.
+"""`JsonRoute`: reads a body as JSON, and says in the client's terms what is wrong with one that cannot be read. `GenerationRoute` also
+runs its endpoint without FastAPI's machinery, which would take longer than all else that a short request costs the event loop.
 
-The number of its objects is limited before a schema sees them: each costs the event loop some ten microseconds, and four megabytes
+The JSON objects of a body are counted before a schema sees them: each costs the event loop some ten microseconds, and four megabytes
 have room for a million.
 """
 

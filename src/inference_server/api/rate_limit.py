@@ -76,7 +76,7 @@ class TokenSpending:
             self._spent.append((record.fairness_key, record.prompt_tokens - record.cached_tokens + record.output_tokens))
 
     def take(self) -> list[tuple[str, int]]:
-        """From one other thread, while the engine's adds to it."""
+        """Take all of it. For one reader, whose thread need not be the engine's."""
         return [self._spent.popleft() for _ in range(len(self._spent))]
 
 

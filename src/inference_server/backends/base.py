@@ -3,7 +3,7 @@
 Contract: all calls come from the engine thread. `launch(plan)` reads the plan and its requests before it returns and
 enqueues the forward; `sample` enqueues the choice of one token for each sampling row and keeps the ids on the device, by
 `request.slot`, for the next launch; `collect` waits for the ids. Steps are collected in the order of their
-launch. A backend without overlap may do all the work in `collect`'s predecessor calls, one step at a time.
+launch. A backend without overlap may do all the work in `launch` and `sample`, one step at a time.
 """
 
 from typing import Protocol, TypeVar
@@ -27,7 +27,7 @@ class InferenceBackend(Protocol[StepT]):
         ...
 
     def launch(self, plan: StepPlan) -> StepT:
-        """Apply the plan's block copies, write the new tokens' KV, enqueue what the logits of the sampling rows come from.
+        """Apply the plan's block copies, then enqueue the forward: it writes the new tokens' KV and ends before the logits.
 
         Raises StepFailedError when only this step is lost, EngineDeadError when the device is.
         """

@@ -36,7 +36,7 @@ class GraphSizes:
 
 
 def fit(sizes: Sequence[int], size: int) -> int | None:
-    """The smallest of the sizes that is no smaller, or None."""
+    """The smallest of `sizes` that is at least `size`, or None."""
     index = bisect_left(sizes, size)
     return sizes[index] if index < len(sizes) else None
 

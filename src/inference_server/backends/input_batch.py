@@ -206,5 +206,5 @@ class InputBatch:
 
 
 def _lengths(plan: StepPlan) -> list[int]:
-    """Of each row, its new tokens included."""
+    """The length of each row, its new tokens included."""
     return [start + count for start, count in zip(plan.starts, plan.num_new_tokens, strict=True)]

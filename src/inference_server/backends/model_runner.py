@@ -76,7 +76,7 @@ class ModelRunner:
         return None if tokens is None else self._mixed_shape(tokens, sum(plan.samples))
 
     def _mixed_shape(self, num_tokens: int, num_sampled: int) -> StepShape:
-        """What is captured for steps of so many tokens, of which so many are sampled from."""
+        """The captured shape for steps of `num_tokens` tokens, `num_sampled` of which are sampled from."""
         num_rows = min(num_tokens, self._batch.max_rows)
         if not self._model.drops_unsampled:
             return StepShape(num_tokens, num_rows, only_singles=False)

@@ -9,7 +9,7 @@ from inference_server.core.sampling_params import SamplingParams
 
 
 def null_plan(num_tokens: Sequence[int], layout: KVLayout, prompt_logprobs: int | None = None) -> StepPlan:
-    """Rows of so many new tokens and nothing before them, that all sample and keep their KV in the null block."""
+    """A row for each of `num_tokens`, computing that many tokens from position 0. Every row samples; its KV goes to the null block."""
     plan = StepPlan(step_id=-1)
     sampling = SamplingParams(prompt_logprobs=prompt_logprobs)
     for slot, count in enumerate(num_tokens):

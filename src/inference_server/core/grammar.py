@@ -62,9 +62,9 @@ class Constraint(Protocol):
     def finished(self) -> bool: ...
 
     def advance(self, token_id: int, num_left: int) -> None:
-        """Take the token that came, with so many that may still follow; when they only just suffice, `mask` allows but those that close.
+        """Take the token that came. num_left: how many may still follow; once they only just suffice, `mask` allows only what closes.
 
-        Raises InferenceServerError when it does not fit, or the grammar takes too much work.
+        Raises InferenceServerError when the token does not fit, or the grammar takes too much work.
         """
         ...
 

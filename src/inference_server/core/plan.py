@@ -16,7 +16,7 @@ TokenMasks: TypeAlias = Mapping[int, bytes]
 
 
 class StepKind(StrEnum):
-    """Whether the rows of a step add one token each, compute known tokens, or some this and some that."""
+    """DECODE: every row adds one token. PREFILL: every row computes known tokens. MIXED: there are rows of both kinds."""
 
     DECODE = "decode"
     PREFILL = "prefill"
@@ -24,7 +24,7 @@ class StepKind(StrEnum):
 
     @classmethod
     def of(cls, num_prefills: int, num_rows: int) -> "StepKind":
-        """Of a step in which so many of the rows compute known tokens."""
+        """The kind of a step of `num_rows` rows, `num_prefills` of which compute known tokens."""
         if num_prefills == 0:
             return cls.DECODE
         return cls.MIXED if num_prefills < num_rows else cls.PREFILL
@@ -77,7 +77,7 @@ class StepPlan:
 
     @property
     def prefill_rows(self) -> range:
-        """Indices of the rows that compute known tokens, be it a single one."""
+        """Indices of the rows that compute known tokens, even if only one."""
         return range(self.num_decodes, len(self.requests))
 
     @property

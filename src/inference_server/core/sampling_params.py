@@ -48,5 +48,5 @@ class SamplingParams:
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
     def changes_logits(self, num_output_tokens: int) -> bool:
-        """Whether the logits of the token that follows so many output tokens are not drawn from as the model made them."""
+        """Whether anything changes the logits of the token that follows `num_output_tokens` output tokens before it is drawn."""
         return bool(self.penalised or self.logit_bias or self.allowed_token_ids is not None or num_output_tokens < self.min_tokens)

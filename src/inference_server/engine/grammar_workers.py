@@ -16,7 +16,7 @@ _NUM_THREADS = 2  # a grammar that takes its time leaves another's compilation a
 
 
 class GrammarWorkers:
-    """Of one model; the grammars used last are kept. limit_s: how long a request waits for its grammar. All methods run on the loop."""
+    """Compiles the grammars of one model and keeps those used last. limit_s: how long a request waits for one. Methods run on the loop."""
 
     def __init__(self, limit_s: float = _LIMIT_S) -> None:
         self._limit_s = limit_s

@@ -67,7 +67,7 @@ class InputProcessor:
             priority=request.priority,
             strip_leading_space=answer is not None and self._model.template.strip_leading_space,
             answer=answer,
-            grammar=grammar or self._without(request.bad_words),
+            grammar=grammar or self._forbidding(request.bad_words),
         )
 
     def choices(self, request: GenerationRequest, grammar: CompiledGrammar | None = None) -> list[ScheduledRequest]:
@@ -152,8 +152,8 @@ class InputProcessor:
             raise UnsupportedParameterError("this model's thoughts have no end that a grammar could wait for", param=param)
         return grammar
 
-    def _without(self, words: Sequence[str]) -> CompiledGrammar | None:
-        """As vLLM's: each word alone, and behind a space where that is as many tokens and another first one."""
+    def _forbidding(self, words: Sequence[str]) -> CompiledGrammar | None:
+        """A grammar that forbids `words`, spelled as by vLLM: each alone, and behind a space if that has as many tokens, another first."""
         spellings = []
         for word in words:
             alone, behind = (self._model.tokenizer.encode(space + word.lstrip(), add_special_tokens=False) for space in ("", " "))

@@ -38,10 +38,10 @@ class RequestStream:
         return not self._num_unread
 
     def divert(self, take: Callable[[OutputDelta], bool]) -> None:
-        """From now on a delta that is not terminal goes to `take`, without a task that wakes, whenever the reader waits for one.
+        """From now on call `take` with each delta that comes while the reader waits, instead of waking it; terminal deltas excepted.
 
-        So the reader is done with all that came before. Where `take` returns False, and has done nothing, the delta is the reader's after
-        all; what it raises, iteration raises.
+        Order is kept: a reader that waits is done with all that came before. `take` returns False, and does nothing, to leave a delta
+        to the reader after all. What it raises, iteration raises.
         """
         self._take = take
 
@@ -112,7 +112,7 @@ class RequestStream:
             waiter.set_result(None)
 
     def _waiting(self) -> asyncio.Future[None] | None:
-        """What the reader waits on, while it does."""
+        """The future that the reader waits on; None while it does not wait."""
         return None if self._waiter is None or self._waiter.done() else self._waiter
 
     async def __aenter__(self) -> Self:

@@ -24,5 +24,5 @@ class StepPace:
     def on_request(self, record: RequestRecord) -> None: ...
 
     def allowance_s(self, num_tokens: int) -> float:
-        """The longest that steps of so many tokens together should take, in seconds."""
+        """The longest that steps of `num_tokens` tokens together should take, in seconds."""
         return MARGIN * self._s_per_token * num_tokens

@@ -1,8 +1,8 @@
 """Hops 3 to 6: a plan from the scheduler, through the backend, its tokens through the output processor, and both to the scheduler.
 
 Steps are collected in the order of their launch. Where a grammar decides which tokens may come, sampling waits for the tokens of the
-step before, and the forward does not. A step that fails costs its own requests and nothing else; any other
-exception is the end of the engine and passes through.
+step before; the forward does not wait. A `StepFailedError` ends the requests of its step and nothing else; any other exception passes
+through and ends the engine.
 """
 
 import logging
@@ -81,7 +81,7 @@ class StepPipeline:
 
     @property
     def num_tokens(self) -> int:
-        """Of all steps in flight."""
+        """The tokens of all steps in flight."""
         return sum(step.plan.num_tokens for step in self._in_flight)
 
     def schedule(self, now: float) -> StepPlan | None:
@@ -105,7 +105,7 @@ class StepPipeline:
             self._in_flight.append(step)
 
     def collect(self) -> CollectedStep | None:
-        """Wait for the oldest step and give out its tokens; then the next one can be sampled, if it waited for them. None: it failed."""
+        """Wait for the oldest step and give out its tokens, then sample the next one if it waited for them. None if the oldest failed."""
         collected = self._collect(self._in_flight.popleft())
         if self._in_flight and self._in_flight[0].masked:
             try:

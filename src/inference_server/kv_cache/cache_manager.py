@@ -50,13 +50,13 @@ class CacheManager:
         return [min(missing, max(0, peak - held)) for peak, held in zip(peaks, live, strict=True)]
 
     def taken_bytes(self, counts: Sequence[int], spare_slabs: int = 0) -> int:
-        """What is used, so many more blocks and slabs included."""
+        """Bytes of what is used, with `counts` more blocks of each group and `spare_slabs` more slabs."""
         layout = self._layout
         more = sum(count * layout.block_bytes(group) for group, count in enumerate(counts))
         return self._pool.used_bytes + more + spare_slabs * layout.slab_bytes
 
     def can_fit(self, counts: Sequence[int], spare_slabs: int = 0) -> bool:
-        """Whether so many more blocks can be had now, by eviction if need be, with `spare_slabs` left over."""
+        """Whether `counts` more blocks of each group can be had now, by eviction if need be, with `spare_slabs` left over."""
         return self._pool.fits(counts, spare_slabs)
 
     def max_request_tokens(self, chunk_tokens: int | None) -> int:
@@ -114,7 +114,7 @@ class CacheManager:
         return search_end is not None and self._prefix is not None and self._prefix.may_match_more(search_end, request)
 
     def count_hits(self, request: ScheduledRequest) -> None:
-        """Note what the prefix cache was worth to a request, at its first admission; what it recomputes later is no hit."""
+        """Count the hit and missed tokens of a request at its first admission. What it recomputes after a preemption is no hit."""
         if self._prefix is None:
             return
         request.num_cached_tokens = request.num_computed_tokens
@@ -122,7 +122,7 @@ class CacheManager:
         self._miss_tokens += request.num_prompt_tokens - request.num_cached_tokens
 
     def prepare(self, request: ScheduledRequest, num_tokens: int) -> None:
-        """Do ahead of time what takes long of a `commit` of the request's first tokens."""
+        """Do the slow part of committing the request's first `num_tokens` tokens ahead of time."""
         if self._prefix is not None:
             self._prefix.prepare(request, num_tokens)
 

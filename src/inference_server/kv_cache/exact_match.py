@@ -20,7 +20,7 @@ class ExactMatchIndex:
         return len(self._nodes)
 
     def key(self, block_keys: Sequence[BlockKey]) -> bytes:
-        """Of a sequence. Its number of blocks in front tells how long the salt in the first one is."""
+        """A digest of a sequence of blocks. Their number goes in too: it tells where the cache salt in the first one ends."""
         return blake2b(len(block_keys).to_bytes(8, "little") + b"".join(block_keys), digest_size=16).digest()
 
     def get(self, key: bytes) -> PrefixNode | None:

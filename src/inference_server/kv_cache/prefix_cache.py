@@ -195,7 +195,7 @@ class PrefixCache:
         return nodes
 
     def _keys(self, request: ScheduledRequest, first: int, end: int) -> list[BlockKey]:
-        """Of the request's blocks from number `first` to before `end`."""
+        """The keys of the request's blocks `first` to `end`, exclusive."""
         size = self._block_size
         keys = block_keys(request.token_ids[first * size : end * size], size)
         if not first and keys:

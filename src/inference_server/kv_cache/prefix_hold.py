@@ -24,7 +24,7 @@ class PrefixHold:
 
     @property
     def depth(self) -> int:
-        """Of the last node ahead."""
+        """Blocks from the root to the last node ahead."""
         return self.node.depth + len(self.ahead)
 
     def prepare(self, keys: Sequence[BlockKey], blocks: Sequence[int]) -> None:

@@ -12,7 +12,7 @@ _ID = "i"  # int32: a tuple of ids would be six times as large, and hashed anew 
 
 
 def block_keys(token_ids: Sequence[int], block_size: int) -> list[BlockKey]:
-    """Of whole blocks of tokens that are not the first of a sequence."""
+    """The keys of whole blocks of tokens. The first of a sequence gets its cache salt from the caller."""
     ids = array(_ID, token_ids)
     data, width = ids.tobytes(), block_size * ids.itemsize
     return [data[start : start + width] for start in range(0, len(data), width)]

@@ -86,7 +86,7 @@ class WindowBlocks:
                 self._settle(reached)
 
     def move_boundary(self, node: PrefixNode) -> None:
-        """To a new node from its parent: the windows before the two are the same but for this node and the farthest one."""
+        """Make a new node the boundary that its parent was. The windows before the two differ in this node and the farthest one alone."""
         parent = node.parent
         assert parent is not None, "the root is no boundary"
         parent.is_boundary, node.is_boundary = False, True

@@ -14,14 +14,15 @@ from inference_server.core.logprobs import TokenLogprobs
 from inference_server.core.plan import StepPlan
 from inference_server.core.request import ScheduledRequest
 
-PROMPT_ROWS = 256  # logits of so many prompt tokens exist at once
+PROMPT_ROWS = 256  # prompt tokens whose logits exist at once
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of some tokens, on the host or on the way there. numbers: how many of the top each was asked for.
+    """Log-probabilities of N tokens and of the likeliest beside them, on the host or on the way there.
 
-    logprobs: float32 [N, 1 + K], the token's own first. token_ids: int64 [N, 1 + K], alike.
+    numbers: how many of the likeliest were asked for, by token. logprobs: float32 [N, 1 + K], the token's own first.
+    token_ids: int64 [N, 1 + K], in the same places.
     """
 
     numbers: Sequence[int]

@@ -83,7 +83,7 @@ class AdmissionController:
         return self._watermark_slabs + int(self._headroom_slabs)
 
     def preempted(self, num_active: int) -> None:
-        """A request was preempted, and so many rows are left to grow."""
+        """A request was preempted; `num_active` rows are left, and will grow."""
         most = _MOST_HEADROOM * self.cache.num_slabs
         self._headroom_slabs = min(self._headroom_slabs + _HEADROOM_PER_ROW * num_active, most)
 
@@ -110,13 +110,13 @@ class AdmissionController:
         self._outlooks[request.request_id] = _Outlook(blocks, taken_bytes, self.cache.search_end(request))
 
     def admitted(self, request: ScheduledRequest) -> None:
-        """It is held no more."""
+        """The request is not held any more."""
         self._outlooks.pop(request.request_id, None)
         if self._oldest_held is request:
             self._oldest_held = None
 
     def ended(self, request: ScheduledRequest) -> None:
-        """It left its memory, if it had any."""
+        """The request has ended and given back what memory it had."""
         self.admitted(request)
         self._headroom_slabs *= _HEADROOM_KEPT
 

@@ -57,7 +57,7 @@ class ChunkBudget:
             self._adapt(num_prompt_tokens, max(0.0, elapsed_s - (alone_s if num_decodes else 0.0)), may_add_s)
 
     def limit(self, num_decoding: int) -> int | None:
-        """Most prompt tokens of the next step beside so many decoding rows; None for no limit, 0 to measure these rows alone."""
+        """Most prompt tokens of the next step beside `num_decoding` rows; None for no limit, 0 to measure these rows alone."""
         if not num_decoding or not self._measured:
             return None
         self._steps_since_alone += 1
@@ -69,7 +69,7 @@ class ChunkBudget:
         return int(self._tokens)
 
     def _adapt(self, num_tokens: int, added_s: float, may_add_s: float) -> None:
-        """Where even the smallest chunk adds too much, a little more than that is the price of any progress."""
+        """Where even the smallest chunk adds more than it may, chunks add a little more than it does: else prompts stand still."""
         if num_tokens <= _SMALLEST_TOKENS:
             self._smallest_s += (_NEW_WEIGHT if self._smallest_s else 1.0) * (added_s - self._smallest_s)
         target_s = max(self._share * may_add_s, _LEAST_PROGRESS * self._smallest_s)

@@ -19,7 +19,7 @@ class DrainRate:
     last_time: float | None = None
 
     def observe(self, now: float, num_admitted: int, tokens: int, num_waiting: int) -> None:
-        """One scheduling pass at `now` admitted so many requests and left so many waiting."""
+        """A scheduling pass at `now` admitted `num_admitted` requests of `tokens` tokens, and `num_waiting` wait on."""
         if self.last_time is not None:
             keep = (1 - 1 / _NUM_REMEMBERED) ** num_admitted
             self.tokens = self.tokens * keep + tokens

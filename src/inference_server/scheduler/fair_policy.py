@@ -154,7 +154,7 @@ class FairPolicy:
         return self._least_served(min(self._lines)) if self._lines else None
 
     def _least_counter(self) -> int:
-        """The least among the keys that wait, else that of the key that was the last to."""
+        """The least counter among the keys that wait; where none waits, that of the key that waited last."""
         return min((self._least_served(priority).counter for priority in self._lines), default=self._last_waiting.counter)
 
     def _least_served(self, priority: int) -> _Share:

@@ -41,7 +41,7 @@ class ForkQueue:
 
     @property
     def parent_ids(self) -> KeysView[str]:
-        """Of the requests that others wait for."""
+        """Ids of the requests that others wait for."""
         return self._children.keys()
 
     def __len__(self) -> int:

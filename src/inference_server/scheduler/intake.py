@@ -46,7 +46,7 @@ class Intake:
     def add(self, request: ScheduledRequest, parent: ScheduledRequest | None) -> None:
         """Queue a request, or let it wait for its parent while that has not answered.
 
-        One that wants the log-probabilities of its prompt computes that by itself.
+        One that wants the log-probabilities of its prompt does not wait: it has to compute the prompt itself.
         """
         scores_prompt = request.sampling.prompt_logprobs is not None
         if parent is not None and not scores_prompt and not parent.finished and not parent.num_output_tokens:
@@ -91,7 +91,7 @@ class Intake:
 
     @property
     def parent_ids(self) -> KeysView[str]:
-        """Of the requests whose prompt others wait for."""
+        """Ids of the requests whose prompt others wait for."""
         return self._forks.parent_ids
 
     def fork(self, parent: ScheduledRequest) -> None:

@@ -19,7 +19,7 @@ Items = Annotated[list[T], Field(fail_fast=True)]
 
 
 def at_most(limit: int) -> BeforeValidator:
-    """The number of an object's keys, for the same reason checked before them: pydantic's `max_length` comes after."""
+    """Limits the keys of an object before any is looked at, for the same reason: pydantic's `max_length` counts after all are checked."""
 
     def counted(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > limit:

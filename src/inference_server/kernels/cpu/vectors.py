@@ -85,7 +85,7 @@ class FloatVector:
         return FloatVector(self.code, intrinsic(self.code, f"llvm.maxnum.v{self.ir.type.count}f32", self.ir.type, self.ir, other.ir))
 
     def largest(self) -> Float:
-        """Of the lanes."""
+        """The largest of the lanes."""
         name = f"llvm.vector.reduce.fmax.v{self.ir.type.count}f32"
         return Float(self.code, intrinsic(self.code, name, self.code.ir.FloatType(), self.ir))
 

@@ -85,7 +85,7 @@ def scaled(logits, ids, in_range, highest, temperature):
 
 @triton.jit
 def highest_of(maxima, row, parts, PARTS: tl.constexpr):
-    """Of the whole row, by the maxima of its parts."""
+    """The highest of the whole row, from the maxima of its parts."""
     of_part = tl.arange(0, PARTS)
     return tl.max(tl.load(maxima + row * parts + of_part, mask=of_part < parts, other=float("-inf")))
 
