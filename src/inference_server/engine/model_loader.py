@@ -70,12 +70,13 @@ class ModelLoader:
         scheduler = self._create_scheduler(layout, spec)
         defaults = generation_defaults(folder)
         logger.info(
-            "ready: %s, %.2fB parameters in %s on %s, KV pool of %.2f GiB",
+            "ready: %s, %.2fB parameters in %s on %s, KV pool of %.2f GiB, %d tokens before every chat",
             spec.architecture,
             spec.num_parameters / 1e9,
             spec.dtype,
             spec.device,
             layout.arena_bytes / 2**30,
+            template_prefix_len,
         )
         dialect = detect_dialect(template.source)
         grammars = grammar_compiler(tokenizer, spec.vocab_size)
