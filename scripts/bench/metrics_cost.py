@@ -30,7 +30,7 @@ def _run(sinks: Sequence[RecordSink], gaps: list[float], num_steps: int) -> floa
     started = time.thread_time()
     for step in range(num_steps):
         end_time = 1000 + 0.01 * step
-        record = StepRecord(step, StepKind.DECODE, end_time - 0.01, end_time, num_rows, num_rows, num_rows, 0, 0, Counter(gaps))
+        record = StepRecord(step, StepKind.DECODE, end_time - 0.01, end_time, num_rows, num_rows, num_rows, 0, Counter(gaps))
         for sink in sinks:
             sink.on_step(record)
     return 1e6 * (time.thread_time() - started) / num_steps

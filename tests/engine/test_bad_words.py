@@ -61,7 +61,7 @@ def test_no_answer_has_them_alone_or_among_neighbours_under_preemption(overlap: 
 
     sink = RecordList()
     together = answers(engine(16), *requests())
-    assert sum(step.num_preempted for step in sink.steps) > 3
+    assert sum(record.num_preemptions for record in sink.requests) > 3
     for index, each in enumerate(requests()):
         text = answers(engine(400), each)[each.request_id].text
         assert len(text) == 80

@@ -51,7 +51,7 @@ def test_answers_are_the_same_alone_and_among_neighbours_under_preemption(overla
     alone = [answers(engine_on(FakeBackend(supports_overlap=overlap)), each) for each in requests()]
     sink = RecordList()
     together = answers(engine_on(FakeBackend(supports_overlap=overlap), num_blocks=16, sink=sink), *requests())
-    assert sum(step.num_preempted for step in sink.steps) > 3
+    assert sum(record.num_preemptions for record in sink.requests) > 3
     for own in alone:
         for request_id, delta in own.items():
             assert together[request_id].text == delta.text

@@ -90,8 +90,7 @@ def test_text_equals_the_straight_run_under_preemption(mode: PrefillMode, overla
         engine.add(request)
     seen = {request_id: merged(deltas) for request_id, deltas in run_dry(engine).items()}
     assert {request_id: (whole.text, whole.finish_reason) for request_id, whole in seen.items()} == expected
-    assert sum(r.num_preemptions for r in sink.requests) > 0
-    assert sum(s.num_preempted for s in sink.steps) == engine.snapshot.scheduler.preemptions_total
+    assert sum(r.num_preemptions for r in sink.requests) == engine.snapshot.scheduler.preemptions_total > 0
     assert sum(s.num_returned_tokens for s in sink.steps) == sum(r.output_tokens for r in sink.requests)
     assert engine.snapshot.cache.used_blocks == 0
 

@@ -8,7 +8,7 @@ from inference_server.engine.step_pace import StepPace
 
 
 def step(num_tokens: int, seconds: float) -> StepRecord:
-    return StepRecord(1, StepKind.MIXED, 100.0, 100.0 + seconds, 1, num_tokens, 1, 0, 0)
+    return StepRecord(1, StepKind.MIXED, 100.0, 100.0 + seconds, 1, num_tokens, 1, 0)
 
 
 def test_before_anything_is_measured_a_token_has_a_second() -> None:

@@ -62,7 +62,7 @@ def test_requests() -> None:
 
 def test_first_tokens_count_with_their_step() -> None:
     sink = PrometheusSink("m")
-    sink.on_step(StepRecord(1, StepKind.PREFILL, 0.0, 0.1, 2, 40, 2, 0, 0, {}, (0.45, 0.5)))
+    sink.on_step(StepRecord(1, StepKind.PREFILL, 0.0, 0.1, 2, 40, 2, 0, {}, (0.45, 0.5)))
     assert value(sink, "time_to_first_token_seconds_count") == 2
     assert value(sink, "time_to_first_token_seconds_bucket", le="0.4") == 0
     assert value(sink, "time_to_first_token_seconds_bucket", le="0.5") == 2
@@ -70,7 +70,7 @@ def test_first_tokens_count_with_their_step() -> None:
 
 def test_inter_token_latencies_fall_into_fine_buckets() -> None:
     sink = PrometheusSink("m")
-    sink.on_step(StepRecord(1, StepKind.DECODE, 0.0, 0.1, 4, 4, 4, 0, 0, {0.0004: 1, 0.0012: 2, 1e6: 1}))
+    sink.on_step(StepRecord(1, StepKind.DECODE, 0.0, 0.1, 4, 4, 4, 0, {0.0004: 1, 0.0012: 2, 1e6: 1}))
     assert value(sink, "generation_tokens_total") == 4
     counts = {le: value(sink, "inter_token_latency_seconds_bucket", le=le) for le in ("0.0005", "0.001", "0.002", "640.0", "+Inf")}
     assert counts == {"0.0005": 1, "0.001": 1, "0.002": 3, "640.0": 3, "+Inf": 4}
@@ -117,8 +117,8 @@ def test_phases_of_a_request() -> None:
 
 def test_steps_chunks_and_refusals() -> None:
     sink = PrometheusSink("m")
-    sink.on_step(StepRecord(1, StepKind.MIXED, 0.0, 0.1, 5, 40, 2, 0, 0, num_prefill_chunks=3, num_prefill_tokens=38))
-    sink.on_step(StepRecord(2, StepKind.DECODE, 0.1, 0.2, 4, 4, 4, 0, 0, replayed=True))
+    sink.on_step(StepRecord(1, StepKind.MIXED, 0.0, 0.1, 5, 40, 2, 0, num_prefill_chunks=3, num_prefill_tokens=38))
+    sink.on_step(StepRecord(2, StepKind.DECODE, 0.1, 0.2, 4, 4, 4, 0, replayed=True))
     sink.count_rejection("queue_full")
     assert value(sink, "engine_steps_total", kind="mixed") == value(sink, "engine_steps_total", kind="decode") == 1
     assert value(sink, "cuda_graph_steps_total") == 1
@@ -131,7 +131,7 @@ def test_steps_chunks_and_refusals() -> None:
 def test_a_histogram_agrees_with_numpy_within_a_bucket() -> None:
     sink = PrometheusSink("m")
     times = np.random.default_rng(2).lognormal(-4, 1, 5000)
-    sink.on_step(StepRecord(1, StepKind.DECODE, 0.0, 0.1, 256, 256, 256, 0, 0, Counter(times.tolist())))
+    sink.on_step(StepRecord(1, StepKind.DECODE, 0.0, 0.1, 256, 256, 256, 0, Counter(times.tolist())))
     expected = np.searchsorted(np.sort(times), LATENCY_BUCKETS, side="right")
     found = [value(sink, "inter_token_latency_seconds_bucket", le=str(bound)) for bound in LATENCY_BUCKETS]
     assert found == expected.tolist()

@@ -17,7 +17,7 @@ from inference_server.observability.timeline import MAX_FILES, Timeline
 
 
 def step(step_id: int) -> StepRecord:
-    return StepRecord(step_id, StepKind.DECODE, 1.0, 2.0, 1, 1, 1, 0, 0, phases=(PhaseTime(Phase.COLLECT, 1.5, 2.0),))
+    return StepRecord(step_id, StepKind.DECODE, 1.0, 2.0, 1, 1, 1, 0, phases=(PhaseTime(Phase.COLLECT, 1.5, 2.0),))
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

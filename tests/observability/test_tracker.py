@@ -24,7 +24,7 @@ class VirtualClock:
 
 def step(end_time: float, inter_token_s: tuple[float, ...] = (), first_token_s: tuple[float, ...] = ()) -> StepRecord:
     returned = len(inter_token_s) + len(first_token_s)
-    return StepRecord(1, StepKind.DECODE, end_time, end_time, returned, returned, returned, 0, 0, Counter(inter_token_s), first_token_s)
+    return StepRecord(1, StepKind.DECODE, end_time, end_time, returned, returned, returned, 0, Counter(inter_token_s), first_token_s)
 
 
 def request(end_time: float, total_s: float = 2.0, ttft_s: float | None = 0.5, tokens: int = 4, error: str | None = None) -> RequestRecord:

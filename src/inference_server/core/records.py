@@ -33,7 +33,6 @@ class StepRecord:
     num_tokens: int
     num_returned_tokens: int
     num_waiting: int
-    num_preempted: int
     inter_token_s: Mapping[float, int] = field(default_factory=dict)
     first_token_s: tuple[float, ...] = ()
     num_prefill_chunks: int = 0

@@ -73,7 +73,6 @@ class StepPipeline:
         self._times: StepTimes
         self._next_step_id = 1
         self._in_flight: deque[_InFlight] = deque()
-        self._num_preempted = 0
         self._last_end = 0.0
 
     def __len__(self) -> int:
@@ -162,7 +161,6 @@ class StepPipeline:
             num_tokens=plan.num_tokens,
             num_returned_tokens=outputs.num_tokens,
             num_waiting=stats.num_waiting,
-            num_preempted=stats.preemptions_total - self._num_preempted,
             inter_token_s=Counter(outputs.inter_token_s),
             first_token_s=tuple(outputs.first_token_s),
             num_prefill_chunks=len(plan.prefill_rows),
@@ -174,6 +172,5 @@ class StepPipeline:
             phases=tuple(step.times.done),
             decisions=self._scheduler.take_decisions(),
         )
-        self._num_preempted = stats.preemptions_total
         for sink in self._sinks:
             sink.on_step(record)
