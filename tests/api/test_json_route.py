@@ -1,9 +1,11 @@
 """What is wrong with a body that cannot be read as JSON, in the error shape, and how much of it there may be."""
 
 import json
+import re
 
 import httpx
 import pytest
+from api_server import TestServer
 
 from inference_server.api.json_route import MAX_OBJECTS
 
@@ -31,15 +33,26 @@ def test_an_unreadable_body_is_400_and_says_why(client: httpx.Client, path: str,
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_value")
 
 
+# Of one of these depths a body can just be read, and is too deep for what comes next.
+SCHEMAS = ('{"default": ' + '{"a":' * depth + "1" + "}" * depth + "}" for depth in range(920, 990))
+AROUND_THE_LIMIT = [f'{{"text": "a", "structured_outputs": {{"json": {schema}}}}}' for schema in SCHEMAS]
+
+
 def test_what_can_be_read_and_not_be_written_again_is_nested_too_deeply(client: httpx.Client) -> None:
     statuses = set()
-    for depth in range(920, 990):
-        schema = '{"default": ' + '{"a":' * depth + "1" + "}" * depth + "}"
-        content = f'{{"text": "a", "structured_outputs": {{"json": {schema}}}}}'
+    for content in AROUND_THE_LIMIT:
         answer = client.post("/generate", content=content, headers={"Content-Type": "application/json"})
         statuses.add((answer.status_code, answer.json()["error"]["message"]))
     assert {status for status, _ in statuses} == {400}, statuses
     assert (400, "the body is nested too deeply") in statuses
+
+
+def test_the_log_says_where_it_was_too_deep(server: TestServer, caplog: pytest.LogCaptureFixture) -> None:
+    for content in AROUND_THE_LIMIT:
+        server.client.post("/generate", content=content, headers={"Content-Type": "application/json", "X-Request-Id": "deep"})
+    messages = [record.getMessage() for record in caplog.records if record.name == "inference_server.api.errors"]
+    assert messages
+    assert all(re.fullmatch(r"request deep is nested too deeply for .+\.py:\d+", message) for message in messages)
 
 
 CHATS = [("/generate", {"text": "a"}), ("/v1/chat/completions", {"messages": []}), ("/v1/responses", {"input": "a"})]

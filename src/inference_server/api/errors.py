@@ -4,6 +4,8 @@ Validation is 400, never 422; what we did not expect is 500 without its internal
 """
 
 import json
+import logging
+import traceback
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from math import ceil
@@ -15,6 +17,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from inference_server.core import errors
+
+logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
 MAX_REPORTED_PROBLEMS = 3
@@ -128,7 +132,12 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 
 async def _too_deep(request: Request, error: Exception) -> Response:
-    """Only what a client sent is walked by recursion here. JSON that could just be read may still be too deep to check, render or write."""
+    """Only what a client sent is walked by recursion here: JSON that could just be read may be too deep to check, render or write.
+
+    The log says where, in case it was not the client's.
+    """
+    (place,) = traceback.extract_tb(error.__traceback__, limit=-1)
+    logger.warning("request %s is nested too deeply for %s:%s", request.state.client_id, place.filename, place.lineno)
     return json_error(400, error_body(400, TOO_DEEP))
 
 
