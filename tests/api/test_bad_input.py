@@ -8,6 +8,7 @@ import pytest
 from echo_model import MAX_MODEL_LEN, MODEL_NAME
 
 USER = [{"role": "user", "content": "hi"}]
+RUNNING_COUNTS = {"include_usage": True, "continuous_usage_stats": True}
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
 
 BAD_VALUES: list[tuple[str, dict[str, Any], str | None]] = [
@@ -57,6 +58,7 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str | None]] = [
     (TEXT, {"prompt": "a", "logprobs": 21}, "logprobs"),
     (TEXT, {"prompt": "a", "logprobs": True}, "logprobs"),
     (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": 0, "stream": True, "stream_options": RUNNING_COUNTS}, "max_tokens"),
     (CHAT, {"messages": USER, "stream": "yes"}, "stream"),
     (CHAT, {"messages": USER, "stream_options": {"include_usage": True}}, None),
     (CHAT, {"messages": [{"role": "user", "content": "x" * MAX_MODEL_LEN}]}, "messages"),
