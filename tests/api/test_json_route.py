@@ -6,8 +6,10 @@ import re
 import httpx
 import pytest
 from api_server import TestServer
+from fastapi import APIRouter, Response
 
-from inference_server.api.json_route import MAX_OBJECTS
+from inference_server.api.json_route import MAX_OBJECTS, GenerationRoute
+from inference_server.api.schemas.native import GenerateBody
 
 ROUTES = ["/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize", "/simulate/start"]
 
@@ -67,3 +69,14 @@ def test_deep_values_are_no_fault_of_the_server(client: httpx.Client, path: str,
         content = json.dumps(body | {key: "DEEP"}).replace('"DEEP"', deep)
         answer = client.post(path, content=content, headers={"Content-Type": "application/json"})
         assert answer.status_code in (200, 400), answer.text
+
+
+def test_a_generation_that_no_gate_knows_is_an_error() -> None:
+    router = APIRouter(route_class=GenerationRoute)
+
+    async def endpoint(body: GenerateBody) -> Response:
+        raise NotImplementedError
+
+    with pytest.raises(AssertionError, match=r"no gate would stand before /v2/generate"):
+        router.add_api_route("/v2/generate", endpoint, methods=["POST"])
+    router.add_api_route("/generate", endpoint, methods=["POST"])

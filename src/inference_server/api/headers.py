@@ -2,6 +2,7 @@
 
 from starlette.types import Scope
 
+# Before a request is routed, the gates tell generations by these paths; a `GenerationRoute` elsewhere is an error.
 GENERATION_ROUTES = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses"})
 
 

@@ -17,7 +17,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from inference_server.api.errors import TOO_DEEP, ClientDisconnectedError
-from inference_server.api.headers import header
+from inference_server.api.headers import GENERATION_ROUTES, header
 
 MAX_OBJECTS = 16_384
 
@@ -40,6 +40,7 @@ class GenerationRoute(JsonRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         endpoint, schema = self.endpoint, self.body_field
         assert schema is not None, "a generation has a body"
+        assert self.path in GENERATION_ROUTES, f"no gate would stand before {self.path}: middleware goes by the list in api.headers"
 
         async def run(request: Request) -> Response:
             try:
