@@ -14,9 +14,10 @@ import pytest
 from control_plane.asgi_call import ForwardedRequest, Progress, ResponseHead, call_app
 from control_plane.fleet_router import FleetRouter
 from control_plane.prefix_index import PrefixIndex
-from control_plane.prompt_encoder import PromptEncoder
+from control_plane.prompt_encoder import SCHEMAS, PromptEncoder
 from control_plane.replica import ReplicaServer
 from control_plane.routing_policy import PrefixPolicy, RoundRobin, RoutingPolicy
+from inference_server.api.headers import GENERATION_ROUTES
 from inference_server.config import Settings
 
 SALT = b"salt"
@@ -84,6 +85,10 @@ def test_a_body_that_is_not_understood_has_a_key_that_says_nothing(path: str, bo
             assert PromptEncoder(server.prompt_format(), SALT).key(path, body).num_tokens == 0
 
     asyncio.run(scenario())
+
+
+def test_the_router_reads_the_bodies_of_all_generations() -> None:
+    assert SCHEMAS.keys() == GENERATION_ROUTES
 
 
 def test_a_client_that_leaves_frees_its_rows() -> None:
