@@ -1,7 +1,7 @@
-"""`BodyWriter`: an ASGI extension by which a stream's event is written where it arrives, without a task that wakes and awaits `send`.
+"""`BodyWriter`: an ASGI extension that writes a stream's event where it arrives, without waking a task that awaits `send`.
 
-`HttpProtocol` puts one into the scope of every request; under another server there is none, and all goes by `send`. What changes bodies on
-their way through `send` has to take the extension out of the scope.
+`HttpProtocol` puts one into the scope of every request; under another server there is none, and all goes through `send`. Middleware that
+changes bodies on their way through `send` has to take the extension out of the scope.
 """
 
 from collections.abc import Callable

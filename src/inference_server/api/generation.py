@@ -1,9 +1,9 @@
 """Runs what one client asked for: whole or streamed, and never longer than the client stays.
 
-A stream's response begins with its first delta, so that what fails before has a proper status; but it waits for that no longer than
-one ping interval, lest a proxy gives up during a long prompt. What fails later is an event, and the format says how a stream ends.
-Between, a delta's events are written in the callback that hands it over; the response's task takes the first and the last delta, and
-those for which a slow client has no room yet.
+A stream's response begins with its first delta, so that a failure before it has a proper status; but it waits no longer than one ping
+interval for that, or a proxy might give up during a long prompt. A later failure is an event, and the format says how a stream ends.
+The response's task takes the first and the last delta, and those for which a slow client has no room yet. The events of all others are
+written in the callback that hands the delta over.
 """
 
 import asyncio

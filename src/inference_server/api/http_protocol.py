@@ -1,7 +1,7 @@
 """`HttpProtocol`: uvicorn's HTTP/1.1 connection, held to limits where there is no request yet that middleware could refuse.
 
 The head of a request must be whole within `head_timeout_s` and a size; a connection on which no request is under way always has a timer.
-What is no HTTP is refused in the error shape. A client that leaves is missed by every request it has sent, not by the last one alone. Each
+What is no HTTP is refused in the error shape. Every request on a connection learns that its client has left, not only the last one. Each
 request comes with a `BodyWriter`. For plain uvicorn: `--http inference_server.api.http_protocol:HttpProtocol`.
 """
 

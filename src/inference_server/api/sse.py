@@ -20,7 +20,7 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class TokenStreamResponse(StreamingResponse):
-    """content: whole events. writer: by which others pass it. A comment goes out when nothing else has for `ping_interval_s` seconds."""
+    """content: whole events. writer: what writes the events that are not in it. A comment goes out after `ping_interval_s` of silence."""
 
     def __init__(
         self, content: AsyncIterator[bytes], on_close: Callable[[], Awaitable[None]], ping_interval_s: float, writer: BodyWriter | None

@@ -1,8 +1,8 @@
 """`CudaGraphPool`: launches captured once and replayed by key, and which sizes of a step are captured.
 
 A graph is a fixed sequence of kernels at fixed addresses, so a step is padded to the next size that there is. Sizes count rows or tokens,
-never context: kernels read lengths on the device. All graphs share one memory pool, since they run one after the other and what they
-leave for others lies outside of it.
+never context: kernels read lengths on the device. All graphs share one memory pool: they run one after the other, and what one leaves for
+another lies outside the pool.
 """
 
 from bisect import bisect_left

@@ -1,8 +1,8 @@
 """`InputBatch`: the inputs of every forward, in memory that lives as long as the arena; a step writes only what it changes.
 
-For each row the host sends five numbers, the ids of known tokens, and the block ids that are new since the row's step before. Positions,
-slot mappings and the ids that were sampled are found there (`place_tokens`). Rows that go on decoding cost no Python: what is known of
-their slots goes on by one. It knows no model and runs none.
+For each row the host sends five numbers, the ids of known tokens, and the block ids that are new since the row's step before. The device
+works out positions and slot mappings, and has the sampled ids already (`place_tokens`). Rows that go on decoding cost no Python: numpy adds
+one to the lengths by slot. It knows no model and runs none.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """`ModelRunner`: a plan's forward, then the tokens of its sampling rows, each by a captured launch where there is one.
 
-Between the two lies `hidden`, what the model says after each sampling row's last token. A choice stays on the device, as the newest id of
-its slot, for the forward of the next step.
+Between the two lies `hidden`: the model's output for the last token of each sampling row. The chosen ids stay on the device, by slot, for
+the forward of the next step.
 """
 
 from collections.abc import Callable, Hashable

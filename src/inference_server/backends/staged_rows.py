@@ -1,7 +1,7 @@
-"""What a step sends of its rows and tokens, at fixed places of one side of the `Staging`.
+"""What a step sends about its rows and tokens, at fixed places of one side of the `Staging`.
 
-Where the rows are those that were written there before, one token on, only their lengths are written anew. Block tables are the
-`InputBatch`'s own.
+Where the same rows were written there before and go on decoding, only their lengths are written anew. Block tables are not here but in
+the `InputBatch`.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""`TokenChoice`: from what the model says after each sampling row to one token a row, which also becomes its slot's newest id.
+"""`TokenChoice`: from the model's output for each sampling row to one token a row, which also becomes the newest id of the row's slot.
 
-Rows whose logits are drawn from as they are take a captured launch, where there is one of their size and of what their most demanding
-row needs. Rows that ask for more, such as penalties or log-probabilities, are enqueued operation by operation; nothing waits for the
-device in either way.
+Steps that draw from the logits as they are take a captured launch, if there is one for the number of rows and for what the most demanding
+row needs. A step with a row that asks for more, such as penalties or log-probabilities, is enqueued operation by operation. Nothing waits
+for the device either way.
 """
 
 from collections.abc import Callable, Hashable, Sequence

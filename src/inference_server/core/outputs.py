@@ -1,4 +1,4 @@
-"""What a client's stream carries: deltas, the last of which of each choice is terminal.
+"""What a client's stream carries: deltas.
 
 Every choice of an accepted request gets exactly one terminal delta: one with a `finish_reason`, or one with an `error`.
 """
@@ -58,7 +58,7 @@ class PromptTokens:
 class OutputDelta:
     """Text and tokens since the delta before. `text` may be empty while a stop string or a character is held back.
 
-    Of a chat, `text` is the visible answer; thoughts and tool calls come apart from it where the model's format marks them.
+    In a chat, `text` is the visible answer alone, where the model's format marks thoughts and tool calls.
     index: of the choice in its stream, which sets it.
     logprobs: one for each of token_ids if the request wants them, else none. prompt: with the first delta, if the request wants it.
     """

@@ -17,9 +17,10 @@ from inference_server.core.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One collected step. Each row that returned a token is in one of the two: inter_token_s, how many rows by the seconds since
-    their token before, for rows that decode together wait equally long; first_token_s, seconds since the request's arrival.
+    """One collected step.
 
+    inter_token_s: of the rows that returned a later token, how many by the seconds since the token before: rows that decode together
+    wait equally long. first_token_s: of those that returned their first, seconds since the request's arrival.
     replayed: whether the forward was a captured CUDA graph. num_active, num_used_blocks: requests that hold KV, and the blocks they
     hold, after the step. plan: its lists do not change any more, the requests in it do. decisions: those since the record before, so
     with a step in flight also those for the next one.

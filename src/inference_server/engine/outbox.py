@@ -1,8 +1,8 @@
 """`Outbox`: the deltas that have not been handed over yet, and which of them go with the next hand-over.
 
-Above `MERGE_ABOVE` of them, an event a token would cost more than the tokens. A delta then grows for up to `MERGE_S` seconds:
-every hand-over takes the share of them that the time since the one before is of this, the oldest first, so that the event loop has the
-same to do after each step instead of much after some. First and last deltas do not wait.
+Above `MERGE_ABOVE` of them, an event a token would cost more than the tokens. A delta then grows for up to `MERGE_S` seconds. A hand-over
+that comes t seconds after the one before takes the oldest t / `MERGE_S` of them, so that the event loop has about the same to do after
+every step instead of much after some. The first and the last delta of a request do not wait.
 """
 
 from itertools import islice

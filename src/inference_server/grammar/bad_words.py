@@ -1,7 +1,7 @@
 """`BadWords`: what an answer must not have, as vLLM's `bad_words`.
 
-A word is the tokens by which the vocabulary spells it. The last of them is forbidden where the others are what the answer ends in; the
-same letters by other tokens are not.
+A word is the tokens by which the vocabulary spells it. Its last token is forbidden wherever the answer ends in the ones before; the same
+letters spelled by other tokens are not.
 """
 
 from collections.abc import Sequence

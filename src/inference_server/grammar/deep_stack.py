@@ -1,6 +1,6 @@
-"""Work on a stack of its own. Reading a grammar recurses as deep as its rules refer on, and where the stack ends, so does the process.
+"""Work on a stack of its own: reading a grammar recurses as deep as its rules nest, and a stack that overflows ends the process.
 
-Of 64 Ki characters the deepest grammar takes between 8 and 16 MiB. Following a grammar does not recurse.
+The deepest grammar of 64 Ki characters takes between 8 and 16 MiB. Following a grammar does not recurse.
 """
 
 import threading

@@ -1,7 +1,7 @@
 """`TokenGrammar` and `GrammarState`: a compiled grammar, and where one generation stands in it.
 
-Generations of one grammar share the automaton of its words, which grows as they go; that saves work, and its limit is for all of them
-together. So whoever meets the limit tries again on a new automaton before it counts as its own.
+Generations of one grammar share the automaton of its words, which grows as they go. That saves work, but its limit then counts for all of
+them together: a generation that meets the limit tries once more on a new automaton before it fails.
 """
 
 from collections.abc import Callable, Sequence

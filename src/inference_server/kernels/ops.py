@@ -1,8 +1,8 @@
 """`Ops`: the operations that a forward is made of, on one kind of machine. A model is handed one set when it is loaded.
 
-What each computes, in which shapes, stands in `kernels.reference`, which is a set itself: the module. Other sets are checked against
-it. On few rows it is the number of operations that costs, so a product comes with what surrounds it: the end of the sublayer before it,
-and what happens to its result. A set may run all of it in one launch, or one after the other.
+`kernels.reference` says what each computes, in which shapes; that module is a set itself, and the others are checked against it. On few
+rows the number of operations is what costs, so a product takes along what surrounds it: the end of the sublayer before it, and what
+happens to its result. A set may run all of that in one launch, or one after the other.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """`BlockPool`: which slabs belong to which layer group, and who still wants each block.
 
-A block lives while it is used, by any number of references, or kept for later. One that is only kept is free for the asking:
-its keeper has to drop it when an allocation falls short. A slab is opened for a group when the group needs it and goes back
+A block lives while it is *used*, by any number of references, or *kept* for later. One that is kept and not used (*unused*) counts
+as available: its keeper has to drop it when an allocation falls short. A slab is opened for a group when the group needs it and goes back
 when the last of its blocks dies, so the groups share the arena without fixed shares. Slabs remember the owner that opened
 them: an owner fills its own slabs, then fresh ones, and the gaps in slabs of others only when nothing else is left. Knows
 nothing of requests, tables or prefixes.

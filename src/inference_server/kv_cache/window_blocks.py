@@ -1,8 +1,8 @@
 """`WindowBlocks`: which nodes of the prefix tree still have a block of the window layers, and how much each of those is worth.
 
 A sequence can be resumed behind a node only if the window before it is whole. The likely places are boundaries, where a
-sequence ends or several part, and the ends of prompts. A window block that no request uses is so needed by a boundary, else
-wanted by a prompt end, else spare. Decides no eviction: it keeps the three in order for the `PrefixCache`.
+sequence ends or several part, and the ends of prompts. So a window block that no request uses is *needed* if a boundary reads
+it, else *wanted* if a prompt end does, else *spare*. Decides no eviction: it keeps the three in order for the `PrefixCache`.
 """
 
 from collections import Counter, OrderedDict

@@ -1,7 +1,7 @@
-"""`BatchWriter`: what the engine thread lets fall, written by another thread, a batch at a time.
+"""`BatchWriter`: writes the engine's records on a thread of its own, a batch at a time.
 
-To put something down is an append to a bounded queue, and never waits: what does not fit, or cannot be written, is counted and dropped.
-The writing thread sleeps while there is nothing, and else looks twice a second, so that the engine need not wake it for every item.
+For the engine thread a record is an append to a bounded queue and never waits; what does not fit, or cannot be written, is counted and
+dropped. The writing thread sleeps while the queue is empty and otherwise looks twice a second, so the engine need not wake it for each one.
 """
 
 import logging

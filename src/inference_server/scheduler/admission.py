@@ -1,8 +1,8 @@
 """Which waiting requests may start: enough memory for what they are known to need, and not more active tokens than allowed.
 
 The whole prompt counts, not its first chunk, and so does what admitted prompts have yet to take. Output is not reserved: a
-watermark of free slabs lets running requests grow, and preemption is the answer when that was too little. Each preemption
-raises the watermark and each end lowers it, so that who is admitted next is not preempted at once.
+watermark of slabs stays free for running requests to grow into, and when it was too low, a request is preempted. Each preemption raises
+it and each end lowers it, so that who is admitted next is not preempted at once.
 """
 
 from dataclasses import dataclass, field

@@ -2,9 +2,9 @@
 
 A step of d seconds with decodes alone may become one of at most 2 d with a part of a prompt in it, so that a long prompt at most
 doubles its neighbours' time between tokens, and not on average but in about 99 steps of 100. Where 2 d is too short for anybody to
-notice, it may become one of `unnoticed_s`. No model of what tokens cost: their number follows the added time towards a share of what
-may be added, and the share falls with every step that added more and creeps up with every other, so it settles where about one step in
-a hundred is too long, however much the steps of this machine scatter.
+notice, it may become one of `unnoticed_s`. There is no model of what tokens cost. Their number is steered by the time that chunks added,
+towards a share of what they may add. That share falls with every step that added too much and creeps up with every other, so it settles
+where about one step in a hundred is too long, however much the steps of this machine scatter.
 """
 
 from collections import deque

@@ -31,11 +31,11 @@ class ContinuousBatchScheduler:
 
     Admitted requests are served in the policy's order of rank. Memory is taken from the worst-ranked row, but never from one
     in flight: as `_resting` that one sits out until its step has returned and it can be preempted. The best-ranked row thus
-    always gets on, and runs alone if it must, which `add` made sure it can. One that is alone and still goes short, for what
-    it holds lies scattered over the slabs, gives that up too and starts over, with nothing cached that could lie scattered.
+    always gets on, and runs alone if it must; `add` made sure that it can. A row that is alone may still go short, because its
+    blocks lie scattered over the slabs: then it gives them up too and starts over in an empty pool, where nothing lies scattered.
 
-    A request that has children does not decode before they are forked, when its prompt has been collected. Each starts behind
-    all tokens of that but the last, which it computes itself.
+    A request with children does not decode until its prompt has been collected and the children are forked. Each child starts
+    behind all tokens of the prompt but the last, which it computes itself.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """`ForkQueue`: requests that wait for another of the same prompt to compute it. Holds them, and decides nothing.
 
-The one that computes is the parent, wherever it is itself: queued, admitted, preempted. Its children hold no slot and no block.
+The one that computes is the parent; it may be queued, admitted or preempted. Its children hold no slot and no block.
 """
 
 from collections.abc import Iterable, Iterator, KeysView
