@@ -6,9 +6,9 @@ import pytest
 import torch
 from cpu_linear_checks import check_rows_do_not_depend_on_their_batch, check_threads_change_nothing, this_machines
 
-from inference_server.kernels.cpu.linear import PackedLinear
 from inference_server.kernels.cpu.linears import CpuLinears
 from inference_server.kernels.cpu.ops import CpuOps
+from inference_server.kernels.cpu.panel_linear import PackedLinear
 from inference_server.kernels.cpu.tile_linear import TileLinear
 from inference_server.kernels.cpu.vectors import VectorUnit, vector_unit
 from inference_server.kernels.ops import Linear

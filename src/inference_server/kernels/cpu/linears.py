@@ -8,7 +8,7 @@ from torch import Tensor
 from inference_server.kernels import reference
 from inference_server.kernels.cpu.int8 import Int8Linear, int8_kernel, quantize_kernel
 from inference_server.kernels.cpu.jit import CompiledKernel, compile_kernels, trace
-from inference_server.kernels.cpu.linear import PackedLinear, panel_kernel
+from inference_server.kernels.cpu.panel_linear import PackedLinear, panel_kernel
 from inference_server.kernels.cpu.tile_linear import TileLinear, tile_linear
 from inference_server.kernels.cpu.tiles import split_rows
 from inference_server.kernels.cpu.vectors import VectorUnit
