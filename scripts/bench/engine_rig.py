@@ -73,7 +73,7 @@ def create_engine(folder: Path, model: ModelOptions, scheduler: SchedulerOptions
         batcher = ContinuousBatchScheduler(manager, options, supports_mixed=spec.supports_mixed, admission=admission)
         length = model.max_model_len or spec.max_model_len
         return LoadedModel(
-            backend, batcher, WordTokenizer(spec.vocab_size), ChatTemplate("", {}), spec, GenerationDefaults(temperature=0.0), length, 0
+            backend, batcher, WordTokenizer(spec.vocab_size), ChatTemplate("", {}), spec, GenerationDefaults(temperature=0.0), length
         )
 
     engine = Engine(load, EngineOptions(request_deadline_s=None, admission_deadline_s=None))

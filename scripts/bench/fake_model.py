@@ -22,4 +22,4 @@ def load_fake(settings: Settings, backend: FakeBackend, journal: PrefixJournal |
     scheduler = ContinuousBatchScheduler(create_cache(layout, options), settings.scheduler_options().on(spec.device))
     tokenizer, chats, defaults = ByteTokenizer(), ChatTemplate(template, {}), GenerationDefaults(temperature=0.0)
     grammars = grammar_compiler(tokenizer, tokenizer.vocab_size)
-    return LoadedModel(backend, scheduler, tokenizer, chats, spec, defaults, spec.max_model_len, 0, grammars=grammars)
+    return LoadedModel(backend, scheduler, tokenizer, chats, spec, defaults, spec.max_model_len, grammars=grammars)

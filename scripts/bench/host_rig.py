@@ -76,7 +76,7 @@ def load_model(
     options = CacheOptions()
     scheduler = ContinuousBatchScheduler(create_cache(layout, options), scheduling)
     spec = ModelSpec("none", VOCAB_SIZE, max_len, groups, "cpu", "bfloat16", 0, 0, supports_overlap=True)
-    return LoadedModel(backend, scheduler, tokenizer, ChatTemplate(template, {}), spec, GenerationDefaults(temperature=0.0), max_len, 0)
+    return LoadedModel(backend, scheduler, tokenizer, ChatTemplate(template, {}), spec, GenerationDefaults(temperature=0.0), max_len)
 
 
 def create_engine(

@@ -96,4 +96,4 @@ def load_echo(settings: Settings, backend: EchoBackend) -> LoadedModel:
     cache = CacheManager(BlockPool(KVLayout.from_num_blocks(SPEC.groups, options.block_size, options.num_blocks or 4096)))
     scheduler = ContinuousBatchScheduler(cache, settings.scheduler_options())
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
-    return LoadedModel(backend, scheduler, TOKENIZER, template, SPEC, GenerationDefaults(temperature=0.0), MAX_MODEL_LEN, 0)
+    return LoadedModel(backend, scheduler, TOKENIZER, template, SPEC, GenerationDefaults(temperature=0.0), MAX_MODEL_LEN)

@@ -45,7 +45,7 @@ def load() -> LoadedModel:
     BACKEND.allocate(layout)
     scheduler = ContinuousBatchScheduler(CacheManager(BlockPool(layout)), SchedulerOptions(max_batch_size=16, prefill_chunk_size=8))
     template = ChatTemplate.plain(TOKENIZER)
-    return LoadedModel(BACKEND, scheduler, TOKENIZER, template, spec, GenerationDefaults(), spec.max_model_len, 0)
+    return LoadedModel(BACKEND, scheduler, TOKENIZER, template, spec, GenerationDefaults(), spec.max_model_len)
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ class Rig:
         scheduler = ContinuousBatchScheduler(create_cache(self.layout, CacheOptions()), SchedulerOptions(8, 64, mode, 20))
         defaults = GenerationDefaults(temperature=0.0)
         template = ChatTemplate("", {})
-        model = LoadedModel(self.backend, scheduler, ByteTokenizer(), template, self.spec, defaults, self.spec.max_model_len, 0)
+        model = LoadedModel(self.backend, scheduler, ByteTokenizer(), template, self.spec, defaults, self.spec.max_model_len)
         engine = Engine(lambda: model, EngineOptions())
         engine.load()
         return engine

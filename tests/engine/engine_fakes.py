@@ -121,7 +121,7 @@ def loaded(
     spec = replace(backend.spec, supports_overlap=overlap)
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}, stop_strings=("<turn>",))
     scheduler = scheduler or scheduler_of()
-    return LoadedModel(backend, scheduler, tokenizer, template, spec, GenerationDefaults(temperature=0.0), spec.max_model_len, 0)
+    return LoadedModel(backend, scheduler, tokenizer, template, spec, GenerationDefaults(temperature=0.0), spec.max_model_len)
 
 
 def engine_on(

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class LoadedModel:
     """A model ready to run.
 
-    max_model_len: the longest prompt plus output in tokens, after the operator's limit. template_prefix_len: leading tokens
-    that every chat shares because its template puts them there. dialect: how its chats mark thoughts and tool calls, if they
-    do. grammars: what makes its tokens follow a grammar, if anything can. ranges: what marks the phases of steps for a profiler.
+    max_model_len: the longest prompt plus output in tokens, after the operator's limit.
+    dialect: how its chats mark thoughts and tool calls, if they do.
+    grammars: what makes its tokens follow a grammar, if anything can. ranges: what marks the phases of steps for a profiler.
     """
 
     backend: InferenceBackend[Any]
@@ -31,7 +31,6 @@ class LoadedModel:
     spec: ModelSpec
     defaults: GenerationDefaults
     max_model_len: int
-    template_prefix_len: int
     dialect: Dialect | None = None
     grammars: "GrammarCompiler | None" = None
     ranges: Ranges | None = None

@@ -81,7 +81,7 @@ class ModelLoader:
         dialect = detect_dialect(template.source)
         grammars = grammar_compiler(tokenizer, spec.vocab_size)
         ranges = profiler_ranges.ranges_on(spec.device) if self._model.profiler_ranges else None
-        return LoadedModel(backend, scheduler, tokenizer, template, spec, defaults, length, template_prefix_len, dialect, grammars, ranges)
+        return LoadedModel(backend, scheduler, tokenizer, template, spec, defaults, length, dialect, grammars, ranges)
 
     def _create_scheduler(self, layout: KVLayout, spec: ModelSpec) -> ContinuousBatchScheduler:
         cache = create_cache(layout, self._cache)
