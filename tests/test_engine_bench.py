@@ -1,12 +1,15 @@
-"""The engine benchmark runs its workloads to their end on a tiny model on the CPU, and reports them in their units."""
+"""The engine benchmark runs its workloads to their end on a tiny model on the CPU, and reports them in their units; the host's work has all
+the parts that are timed by name."""
 
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from tiny_models import QWEN3
 
 from inference_server.core.options import CacheOptions, ModelOptions, PrefillMode, SchedulerOptions
+from inference_server.tokenization.tokenizer import ByteTokenizer
 
 BENCH = Path(__file__).parents[1] / "scripts" / "bench"
 
@@ -29,3 +32,17 @@ def test_workloads_on_the_cpu(mode: PrefillMode, monkeypatch: pytest.MonkeyPatch
     mixed = bench.measure(engine, Workload("mixed", 7, (1, 40), (1, 9), "tok/s"), clock, rounds=1)
     assert mixed.figure > 0
     assert "ratio  2.00" in bench.row(alone, alone.figure / 2)
+
+
+def test_every_part_of_the_hosts_work_is_found_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(sys, "path", [str(BENCH), *sys.path])
+    import host_step
+    from engine_host import parts_of
+
+    clock, tokenizer = host_step.StepClock(), ByteTokenizer(host_step.VOCAB_SIZE)
+    engine = host_step.create_engine(tokenizer, host_step.words_of(tokenizer), clock, 2048)
+    parts = [part for part, _, _ in parts_of(engine)]
+    report = host_step.measure(engine, clock, 2, Namespace(steps=64, step_ms=5.0, temperature=0.5, parts=True))
+    assert len(parts) == 15
+    assert [part for part in parts if part not in report] == []
