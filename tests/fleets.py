@@ -1,6 +1,5 @@
 """`ray_cluster`: one small Ray for all tests that want a fleet, each an application of its own. Without Ray they are skipped."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,6 @@ TESTS = Path(__file__).parent
 def ray_cluster() -> Iterator[str]:
     """The address of its proxy."""
     pytest.importorskip("ray")
-    sys.path[:0] = [str(TESTS.parent / "scripts" / "bench")]
     from fleet_local import cluster
 
     with cluster((TESTS, TESTS / "api")) as url:

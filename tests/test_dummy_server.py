@@ -1,16 +1,12 @@
 """A released model without its weights: config.json and LOAD_FORMAT=dummy are enough for an answer over HTTP."""
 
 import json
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
-from server_process import serving
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts" / "bench"))
-
 from released_configs import CONFIGS, shortened
+from server_process import serving
 
 
 @pytest.mark.heavy

@@ -1,26 +1,22 @@
 """The engine benchmark runs its workloads to their end on a tiny model on the CPU, and reports them in their units; the host's work has all
 the parts that are timed by name."""
 
-import sys
 from argparse import Namespace
 from pathlib import Path
 
+import engine as bench
 import pytest
+from engine_host import parts_of
+from engine_rig import WaitClock, create_engine, model_folder
+from engine_workloads import Workload
 from tiny_models import QWEN3
 
 from inference_server.core.options import CacheOptions, ModelOptions, PrefillMode, SchedulerOptions
 from inference_server.tokenization.tokenizer import ByteTokenizer
 
-BENCH = Path(__file__).parents[1] / "scripts" / "bench"
-
 
 @pytest.mark.parametrize("mode", [PrefillMode.BATCHED, PrefillMode.MIXED])
-def test_workloads_on_the_cpu(mode: PrefillMode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(BENCH), *sys.path])
-    import engine as bench
-    from engine_rig import WaitClock, create_engine, model_folder
-    from engine_workloads import Workload
-
+def test_workloads_on_the_cpu(mode: PrefillMode) -> None:
     config = {"architectures": ["Qwen3ForCausalLM"], **{key: value for key, value in QWEN3.items() if value is not None}}
     model = ModelOptions("tiny", None, Path(), device="cpu", load_format="dummy", max_batch_size=4, max_batched_tokens=32)
     with model_folder(config) as folder:
@@ -34,11 +30,9 @@ def test_workloads_on_the_cpu(mode: PrefillMode, monkeypatch: pytest.MonkeyPatch
     assert "ratio  2.00" in bench.row(alone, alone.figure / 2)
 
 
-def test_every_part_of_the_hosts_work_is_found_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_part_of_the_hosts_work_is_found_and_runs() -> None:
     pytest.importorskip("triton")
-    monkeypatch.setattr(sys, "path", [str(BENCH), *sys.path])
     import host_step
-    from engine_host import parts_of
 
     clock, tokenizer = host_step.StepClock(), ByteTokenizer(host_step.VOCAB_SIZE)
     engine = host_step.create_engine(tokenizer, host_step.words_of(tokenizer), clock, 2048)

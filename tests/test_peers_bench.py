@@ -11,9 +11,6 @@ from typing import Any, ClassVar
 
 import httpx
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts" / "bench"))
-
 from peers_cpu import OURS, Peer, Running, find, measure, start, table
 
 

@@ -1,7 +1,6 @@
-"""Puts the load tools and the HTTP tests' server on the path."""
+"""Puts the HTTP tests' server on the path."""
 
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "scripts" / "bench"), str(ROOT / "tests" / "api")]
+sys.path[:0] = [str(Path(__file__).parents[1] / "api")]

@@ -9,12 +9,12 @@ from typing import Any
 
 import offline_batch
 import pytest
+import smoke_custom
 import vllm_head_to_head as head_to_head
 from tiny_models import QWEN3
 
 from inference_server.tokenization.tokenizer import ByteTokenizer
 
-ROOT = Path(__file__).parents[2]
 SERVER = """
     import json, sys
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -152,9 +152,6 @@ def test_an_engine_that_stops_early_does_not_count() -> None:
 
 
 def test_one_prompt_through_the_custom_backend(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts" / "tools"), *sys.path])
-    import smoke_custom
-
     flags = ("--model", str(folder), "--load-format", "dummy", "--device", "cpu", "--num-blocks", "16")
     monkeypatch.setattr(sys, "argv", ["smoke_custom", "--prompt", "hello", "--max-tokens", "5", *flags])
     smoke_custom.main()
