@@ -13,6 +13,7 @@ from inference_server.core.options import (
     CacheOptions,
     EngineOptions,
     ModelOptions,
+    PolicyName,
     PrefillMode,
     SchedulerOptions,
     SinkOptions,
@@ -135,6 +136,17 @@ def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_info.value.code == 0
     output = capsys.readouterr().out
     assert [name for name in Settings.model_fields if f"--{name.replace('_', '-')} " not in output] == []
+
+
+def test_help_shows_choices_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        Settings.from_cli(["--help"])
+    output = capsys.readouterr().out
+    for flag, choices in (("--prefill-mode", PrefillMode), ("--scheduling-policy", PolicyName)):
+        (shown,) = set(re.findall(rf"{flag} {{(.+?)}}", output))
+        assert set(shown.split(",")) == set(choices)
+    assert {Settings(prefill_mode=mode.value).scheduler_options().prefill_mode for mode in PrefillMode} == set(PrefillMode)
+    assert {Settings(scheduling_policy=name.value).scheduler_options().scheduling_policy for name in PolicyName} == set(PolicyName)
 
 
 def test_settings_are_frozen() -> None:

@@ -41,7 +41,7 @@ def described(values: Sequence[float]) -> str:
 
 
 def measure(mode: PrefillMode, num_prompt: int, num_alone: int) -> None:
-    settings = Settings(prefill_mode=mode, kv_cache_num_blocks=(num_prompt + 8192) // 16)
+    settings = Settings(prefill_mode=mode.value, kv_cache_num_blocks=(num_prompt + 8192) // 16)
     engine = Engine(lambda: load_model(settings), EngineOptions(request_deadline_s=None))
     engine.load()
     engine.add(request_of("warm", 64, 8))

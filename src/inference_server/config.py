@@ -76,8 +76,8 @@ class Settings(BaseSettings):
         description="How long a step may take in seconds, on top of what its tokens take at the measured pace; then the server exits",
     )
     default_max_tokens: int = Field(512, gt=0, description="Output limit of chat and /generate where the request names none")
-    prefill_mode: PrefillMode = Field(
-        PrefillMode.MIXED, description="monolithic, chunked, batched or mixed (prefill chunks and decodes in one forward)"
+    prefill_mode: Literal["monolithic", "chunked", "batched", "mixed"] = Field(
+        "mixed", description="monolithic, chunked, batched or mixed (prefill chunks and decodes in one forward)"
     )
     prefill_chunk_size: int | None = Field(
         None, gt=0, description="Most prompt tokens of one request in one forward; unset: on CUDA MAX_BATCHED_TOKENS, else 512"
@@ -85,8 +85,8 @@ class Settings(BaseSettings):
     unnoticed_itl_ms: float = Field(
         20.0, ge=0, description="Prompts at most double the time between others' tokens, or bring it to this; 0: never more than double"
     )
-    scheduling_policy: PolicyName = Field(
-        PolicyName.FAIR, description="fair (equal shares between clients) or fcfs (first come, first served)"
+    scheduling_policy: Literal["fair", "fcfs"] = Field(
+        "fair", description="fair (equal shares between clients) or fcfs (first come, first served)"
     )
     eviction_policy: Literal["lru", "sink_lru", "h2o"] = Field(
         "lru", description="Which cached prefixes go first: lru, sink_lru (the starts of prompts last) or h2o (the least attended to)"
@@ -193,10 +193,10 @@ class Settings(BaseSettings):
         return SchedulerOptions(
             max_batch_size=self.max_batch_size,
             max_batched_tokens=self.max_batched_tokens,
-            prefill_mode=self.prefill_mode,
+            prefill_mode=PrefillMode(self.prefill_mode),
             prefill_chunk_size=self.prefill_chunk_size,
             unnoticed_itl_ms=self.unnoticed_itl_ms,
-            scheduling_policy=self.scheduling_policy,
+            scheduling_policy=PolicyName(self.scheduling_policy),
         )
 
     def engine_options(self) -> EngineOptions:
