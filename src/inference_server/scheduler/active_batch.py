@@ -8,9 +8,9 @@ from inference_server.scheduler.ranked_queue import Rank
 
 
 class ActiveBatch:
-    """prefilling and running: by ascending rank; a row runs once its last known token has been scheduled.
+    """prefilling, running: rows in ascending order of rank. A row is running once its last known token has been scheduled.
 
-    num_tokens: the sum of the rows' `num_tokens`; whoever schedules a sample adds it here.
+    num_tokens: the sum of the rows' `num_tokens`. The caller that schedules a sample of a running row adds it here.
     """
 
     def __init__(self, max_size: int, rank: Callable[[ScheduledRequest], Rank]) -> None:
@@ -35,7 +35,7 @@ class ActiveBatch:
         self.num_tokens += request.num_tokens
 
     def start_running(self, request: ScheduledRequest) -> None:
-        """The first sample of a prefilling row has been scheduled."""
+        """Move a prefilling row, whose first sample has just been scheduled, to the running ones."""
         self.prefilling.remove(request)
         insort(self.running, request, key=self._rank)
         request.status = RequestStatus.RUNNING
@@ -43,7 +43,7 @@ class ActiveBatch:
         self.num_tokens += 1
 
     def remove(self, request: ScheduledRequest) -> None:
-        """Let go of a row, its status still what it was here."""
+        """Remove a row and free its slot. Its status must still be the one that it had in the batch."""
         (self.prefilling if request.status is RequestStatus.PREFILLING else self.running).remove(request)
         self.num_tokens -= request.num_tokens
         self._free_slots.append(request.slot)

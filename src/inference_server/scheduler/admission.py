@@ -1,8 +1,8 @@
 """Which waiting requests may start: enough memory for what they are known to need, and not more active tokens than allowed.
 
-The whole prompt counts, not its first chunk, and so does what admitted prompts have yet to take. Output is not reserved: a
-watermark of slabs stays free for running requests to grow into, and when it was too low, a request is preempted. Each preemption raises
-it and each end lowers it, so that who is admitted next is not preempted at once.
+A prompt counts whole, not by its first chunk, and so do the blocks that admitted prompts have yet to take. No memory is reserved for
+output: a watermark of slabs stays free for running requests to grow into, and where that was too little, a request is preempted. Each
+preemption adds headroom to the watermark and each request that ends takes some away, so that the next one is not preempted at once.
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class HoldReason(StrEnum):
 
 @dataclass(slots=True)
 class Holds:
-    """What one pass found to hold the waiting requests. Those that it did not look at wait for what the last of these waits for."""
+    """Why requests wait, as one pass found. Those that it did not look at count as held for the same reason as the last that it did."""
 
     counts: dict[HoldReason, int] = field(default_factory=dict)
     last: HoldReason = HoldReason.SLOTS
@@ -40,7 +40,7 @@ class Holds:
         self.last = reason
 
     def by_reason(self, num_waiting: int) -> dict[str, int]:
-        """Every waiting request, some of which may have gone since the pass."""
+        """How many of the `num_waiting` requests wait for each reason; some that the pass counted may have gone since."""
         left, known = num_waiting, {}
         for reason, count in self.counts.items():
             known[reason.value] = min(count, left)
@@ -52,8 +52,8 @@ class Holds:
 class AdmissionController:
     """The gates between the queue and the batch, and how long a request that they hold may be overtaken.
 
-    watermark: share of the pool that an admission must leave free. ageing_s: after so many seconds at the gates nobody of the
-    same priority passes a request any more, so that it gets in when those before it have ended.
+    watermark: share of the pool that an admission must leave free. ageing_s: seconds at the gates after which no request of the
+    same priority passes the one that is held, so that it gets in when those before it have ended.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class AdmissionController:
         self._held_since = 0.0
 
     def open(self, batch: ActiveBatch, chunk_tokens: int) -> "AdmissionPass":
-        """Start one scheduling pass over what is admitted already. chunk_tokens: the most one step computes of a prompt."""
+        """Start one scheduling pass, given what is admitted already. chunk_tokens: the most tokens of one prompt that a step computes."""
         pending = [0] * len(self.cache.peak_blocks(0, 1))
         recomputing = False
         for request in batch.prefilling:
@@ -95,18 +95,18 @@ class AdmissionController:
         return overdue
 
     def may_pass(self, held: ScheduledRequest, now: float) -> bool:
-        """Whether others may be admitted past the head that is held. One such head at a time grows old."""
+        """Whether others may be admitted before `held`, the head of the queue. Only one held head at a time ages."""
         if self._oldest_held is None:
             self._oldest_held, self._held_since = held, now
         return self._overdue(now) is None
 
     def outlook(self, request: ScheduledRequest) -> "_Outlook | None":
-        """What was found when memory held the request; None if it was not, or may start from a longer prefix by now."""
+        """What was found when memory held the request; None if it did not, or if the request may start from a longer prefix by now."""
         outlook = self._outlooks.get(request.request_id)
         return None if outlook is None or self.cache.may_match_more(outlook.search_end, request) else outlook
 
     def held(self, request: ScheduledRequest, blocks: list[int], taken_bytes: int) -> None:
-        """Memory holds the request, which has its prefix in hand."""
+        """Note that memory holds the request, which still has its prefix. blocks, taken_bytes: see `_Outlook`."""
         self._outlooks[request.request_id] = _Outlook(blocks, taken_bytes, self.cache.search_end(request))
 
     def admitted(self, request: ScheduledRequest) -> None:
@@ -128,8 +128,9 @@ class AdmissionController:
 class _Outlook:
     """Why memory held a request.
 
-    blocks: what it lacked beside its cached prefix, by group. taken_bytes: what was taken then. search_end: where its prefix ended.
-    The request is not tried again while at least as much is taken, or while these blocks alone do not fit.
+    blocks: how many it lacked beside its cached prefix, by group. taken_bytes: what of the pool was taken then. search_end: the node at
+    which the search for its prefix ended. The request is not tried again while at least as much is taken, or while these blocks alone do
+    not fit.
     """
 
     blocks: list[int]
@@ -141,8 +142,8 @@ class _Outlook:
 class AdmissionPass:
     """What is left to give away in one scheduling pass.
 
-    pending: blocks by group that are promised and not taken. recomputing: a preempted request computes its tokens again;
-    nobody joins until it is done, so that every preemption is followed by at least one new token.
+    pending: blocks by group that are promised to admitted prompts and not taken yet. recomputing: whether a preempted request computes
+    its tokens again; no other is admitted until it is done, so that every preemption is followed by at least one new token.
     """
 
     controller: AdmissionController
@@ -153,9 +154,9 @@ class AdmissionPass:
     recomputing: bool
 
     def admit(self, request: ScheduledRequest, parent: ScheduledRequest | None = None) -> HoldReason | None:
-        """Put the cached prefix, or the parent's prompt, in the request's hand, charge it and return None; or say what holds it.
+        """Give the request its cached prefix, or the parent's prompt, charge it to the pass and return None; or return what holds it.
 
-        An empty batch admits any request, so none is held for ever. One that is held may have a prefix in hand to give back.
+        An empty batch admits any request, so none is held for ever. A request that is held may hold a prefix, which the caller has to free.
         """
         reason = self._foresee(request) if self.num_active else None
         if reason is not None:
@@ -176,7 +177,7 @@ class AdmissionPass:
         return None
 
     def _foresee(self, request: ScheduledRequest) -> HoldReason | None:
-        """What is sure to hold the request, told without its prefix: to look that up takes long where the prompt is long."""
+        """A reason that is sure to hold the request, found without looking up its prefix, which takes long for a long prompt."""
         most = self.controller.max_active_tokens
         if most is not None and self.active_tokens + request.num_tokens > most:
             return HoldReason.ACTIVE_TOKENS

@@ -12,7 +12,7 @@ from math import exp
 from statistics import median
 
 _FIRST_SHARE, _LEAST_SHARE, _MOST_SHARE = 0.75, 0.3, 0.85
-_TOO_LONG, _IN_TIME = 0.95, 1.0005  # what a step does to the share: in balance at one step too long in a hundred
+_TOO_LONG, _IN_TIME = 0.95, 1.0005  # a step's factor on the share: in balance if one step in 100 is too long
 _GAIN, _FAR_BELOW = 0.25, 0.3
 _FIRST_TOKENS = 8
 _SMALLEST_TOKENS = 2
@@ -26,7 +26,7 @@ class ChunkBudget:
     """Fed with every collected step; deterministic. Without measurements there is no limit.
 
     alternating: prompts and decodes take turns in steps of their own, so the time between tokens is a step of each.
-    unnoticed_s: a time between tokens that is short enough, however much longer than without the prompt.
+    unnoticed_s: a time between tokens that is always short enough, even if it is more than twice the one without the prompt.
     """
 
     def __init__(self, *, alternating: bool, unnoticed_s: float = 0.0) -> None:
@@ -41,7 +41,7 @@ class ChunkBudget:
         self._smallest_s = 0.0  # what the smallest chunk adds, 0 while there was no need for one
 
     def observe(self, num_decodes: int, num_prompt_tokens: int, elapsed_s: float) -> None:
-        """A collected step. num_prompt_tokens: without those of chunks of a single token, which cost what a decode does."""
+        """Take in a collected step. Chunks of a single token cost what a decode does and count as one, not in num_prompt_tokens."""
         if elapsed_s <= 0:
             return
         self._measured = True
@@ -69,7 +69,10 @@ class ChunkBudget:
         return int(self._tokens)
 
     def _adapt(self, num_tokens: int, added_s: float, may_add_s: float) -> None:
-        """Where even the smallest chunk adds more than it may, chunks add a little more than it does: else prompts stand still."""
+        """Steer the share and the tokens by what a chunk of `num_tokens` added.
+
+        Where even the smallest chunk adds more than it may, the target is a little above what it adds: else prompts would stand still.
+        """
         if num_tokens <= _SMALLEST_TOKENS:
             self._smallest_s += (_NEW_WEIGHT if self._smallest_s else 1.0) * (added_s - self._smallest_s)
         target_s = max(self._share * may_add_s, _LEAST_PROGRESS * self._smallest_s)

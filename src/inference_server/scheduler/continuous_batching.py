@@ -30,12 +30,12 @@ class ContinuousBatchScheduler:
     """Iteration-level batching behind `SchedulerInterface`.
 
     Admitted requests are served in the policy's order of rank. Memory is taken from the worst-ranked row, but never from one
-    in flight: as `_resting` that one sits out until its step has returned and it can be preempted. The best-ranked row thus
-    always gets on, and runs alone if it must; `add` made sure that it can. A row that is alone may still go short, because its
+    in flight: such a row becomes `_resting` and joins no step until its own has returned and it can be preempted. So the best-ranked
+    row always makes progress, alone if it must; `add` made sure that it fits. Even a row that is alone may run short, because its
     blocks lie scattered over the slabs: then it gives them up too and starts over in an empty pool, where nothing lies scattered.
 
     A request with children does not decode until its prompt has been collected and the children are forked. Each child starts
-    behind all tokens of the prompt but the last, which it computes itself.
+    behind all but the last token of the prompt, and computes that one itself.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ContinuousBatchScheduler:
         self._in_chunks = in_chunks = self._mode in (PrefillMode.MIXED, PrefillMode.CHUNKED)
         self._chunk = min(options.prefill_chunk_size or options.max_batched_tokens, options.max_batched_tokens)
         self.max_request_tokens = cache.max_request_tokens(self._chunk if in_chunks else None)
-        # No chunk is longer than any sequence that fits, so this is "no limit" where prompts are computed whole.
+        # Prompts that are computed whole have no limit but the longest sequence that fits.
         max_chunk = self._chunk if in_chunks else self.max_request_tokens
         self._batch = ActiveBatch(options.max_batch_size, self._policy.rank)
         self._log = DecisionLog()
@@ -87,7 +87,7 @@ class ContinuousBatchScheduler:
         self._intake.add(request, parent)
 
     def schedule(self, now: float) -> StepPlan | None:
-        """A pass that only took memory away, or only let a row rest, is followed by another, which finds the room."""
+        """Repeat a pass that scheduled nothing but preempted a row or kept one resting: the next one finds room."""
         self._log.begin(self._next_step_id, now)
         resting, self._resting = self._resting, None
         while True:
@@ -101,7 +101,7 @@ class ContinuousBatchScheduler:
             resting = None
 
     def prepare(self, plan: StepPlan) -> None:
-        """Most of what it takes to cache a prompt."""
+        """Do most of the work of caching the prompts that the plan computes."""
         for row in plan.prefill_rows:
             self._cache.prepare(plan.requests[row], plan.starts[row] + plan.num_new_tokens[row])
 
@@ -115,7 +115,7 @@ class ContinuousBatchScheduler:
         for request, start, count, samples, token_id in zip(
             plan.requests, plan.starts, plan.num_new_tokens, plan.samples, result.token_ids, strict=True
         ):
-            # A preempted row had nothing in flight, so only finished ones are late.
+            # A preempted row had nothing in flight, so only those of finished requests come back late.
             if request.status is finished:
                 continue
             request.num_collected_tokens = collected = start + count
@@ -146,7 +146,7 @@ class ContinuousBatchScheduler:
         request.num_inflight_tokens = 0
 
     def has_unfinished(self) -> bool:
-        """For drivers that do not count their requests, as benchmarks and tests."""
+        """Whether any request has not finished: for drivers that do not count theirs, such as benchmarks and tests."""
         return len(self._batch) + len(self._intake) > 0
 
     def waiting(self) -> list[ScheduledRequest]:
@@ -240,7 +240,9 @@ class ContinuousBatchScheduler:
             plan.add(request, start, count, request.status is RequestStatus.RUNNING)
 
     def _commit(self, request: ScheduledRequest) -> None:
-        """A row that recomputes keeps its hands free until all its known tokens have blocks: what falls out of a window is free at once."""
+        """Cache the row's full blocks. A row that recomputes after a preemption does so only once all its known tokens have blocks: until
+        then, its blocks that fall out of a window are free at once.
+        """
         if request.num_preemptions == 0 or request.status is RequestStatus.RUNNING:
             self._cache.commit(request)
 

@@ -1,4 +1,4 @@
-"""`DecisionLog`: what the scheduler did to requests, for whoever asks after a step. What nobody takes is forgotten, oldest first."""
+"""`DecisionLog`: what the scheduler did to requests, for whoever asks after a step. It forgets the oldest of what nobody takes."""
 
 from collections import deque
 
@@ -23,7 +23,7 @@ class DecisionLog:
         self._decisions.append(Decision(DecisionKind.ADMIT, self._step_id, self._now, request.request_id, slot=request.slot))
 
     def held(self, request: ScheduledRequest, gate: str) -> None:
-        """Once for as long as the same gate holds it, as in the request's own history."""
+        """Log a hold once for as long as the same gate holds the request, as its own history does."""
         if request.history.hold(gate, self._now):
             self._decisions.append(Decision(DecisionKind.HOLD, self._step_id, self._now, request.request_id, gate=gate))
 

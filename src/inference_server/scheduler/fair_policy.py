@@ -21,8 +21,8 @@ _FAIRNESS_EVERY = 32
 class _Share:
     """One fairness key. counter: weighted tokens served, plus what lifting has added; it never falls.
 
-    priority, rank: where the key stands while it waits: that of its first request; the counter when it was put there, and a
-    number that tells equals apart. num_open: its requests that have not ended. idle_since: when there were none left.
+    priority, rank: where the key stands while it waits. priority: that of its first request. rank: the counter when it was put there,
+    and a number that tells equals apart. num_open: its requests that have not ended. idle_since: when the last of them ended.
     """
 
     key: str
@@ -36,14 +36,15 @@ class _Share:
 
 
 class FairPolicy:
-    """Virtual token counters behind `SchedulingPolicy`; equals and the requests of one key go first come, first served.
+    """Virtual token counters behind `SchedulingPolicy`. Keys with equal counters, and requests of one key, go first come, first served.
 
-    A prompt is charged when it is admitted, without what the prefix cache had of it (the paper charges all of it; a hit costs
+    A prompt is charged when it is admitted, without the tokens that the prefix cache had (the paper charges all of it; a hit costs
     the server nothing), and an output token when it is returned. A key that comes back is lifted to the least counter among the
-    keys that wait, so that time away earns nothing; when none waits, to that of the key that waited last. While two keys both
-    wait, what they are served differs by at most 2 * max(input_weight * longest prompt, output_weight * tokens that fit the batch).
+    keys that wait, so that time away earns nothing; when none waits, to the counter of the key that waited last. While two keys both
+    wait, their service differs by at most 2 * max(input_weight * longest prompt, output_weight * tokens that fit the batch).
 
-    Keys with open requests are kept, the others for idle_limit_s, the latest max_idle of them. Time is that of arrivals.
+    Keys with open requests are kept. Of the others the latest max_idle are kept, for idle_limit_s each. The arrivals of requests tell
+    the time.
     """
 
     def __init__(self, *, input_weight: int = 1, output_weight: int = 2, idle_limit_s: float = 600.0, max_idle: int = 1024) -> None:
@@ -92,7 +93,7 @@ class FairPolicy:
         return first.queue.first if first else None
 
     def lookahead(self, limit: int) -> Sequence[ScheduledRequest]:
-        """The keys take turns here, so that many that do not fit of one key hide nothing of the others."""
+        """One request of each key in turn, so that many of one key that do not fit do not hide those of the others."""
         shares = list(islice(chain.from_iterable(self._lines[priority] for priority in sorted(self._lines)), limit))
         turns = zip_longest(*(share.queue for share in shares))
         found = (request for turn in turns for request in turn if request is not None)
@@ -136,7 +137,7 @@ class FairPolicy:
         return share.waiting_tokens * num_keys if share else 0
 
     def fairness(self, limit: int) -> tuple[FairnessStats, ...]:
-        """Ranking the keys takes as long as the rest of a snapshot, so that is done now and then, and when all requests have ended."""
+        """Ranking the keys takes as long as the rest of a snapshot, so it is done now and then, and when all requests have ended."""
         self._num_asked += 1
         if self._num_asked % _FAIRNESS_EVERY == 1 or not (self._ranks or self._started):
             top = nlargest(limit, self._shares.values(), key=lambda share: share.counter)
@@ -158,7 +159,10 @@ class FairPolicy:
         return min((self._least_served(priority).counter for priority in self._lines), default=self._last_waiting.counter)
 
     def _least_served(self, priority: int) -> _Share:
-        """Counters only grow, so a key whose rank is behind its counter belongs further back, and nobody belongs before it."""
+        """The waiting key of that priority with the least counter.
+
+        Counters only grow, so no rank is above its key's counter: where the first key's rank equals its counter, no other has less.
+        """
         line = self._lines[priority]
         while (share := line.first).rank[0] != share.counter:
             line.remove(share.rank)

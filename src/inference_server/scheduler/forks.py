@@ -21,14 +21,14 @@ class ForkQueue:
             self._parent_ids[child.request_id] = parent.request_id
 
     def take(self, parent: ScheduledRequest) -> list[ScheduledRequest]:
-        """All that wait for it, which do no more."""
+        """Remove and return all children that wait for `parent`."""
         children = self._children.pop(parent.request_id, [])
         for child in children:
             del self._parent_ids[child.request_id]
         return children
 
     def remove(self, child: ScheduledRequest) -> None:
-        """Nothing if it does not wait here."""
+        """Does nothing if the child does not wait here."""
         parent_id = self._parent_ids.pop(child.request_id, None)
         if parent_id is None:
             return

@@ -1,7 +1,7 @@
-"""`Intake`: who waits, and who of them is let into the batch. It knows the policy's order and the gates, and computes nothing.
+"""`Intake`: which requests wait, and which of them enter the batch. It knows the policy's order and the gates, and computes nothing.
 
-Of requests with one prompt, the first is the parent of the others. These wait beside the queue until it has computed the prompt,
-and are then admitted on its KV. The first for whom there is no room queues up like anyone, and is the parent of those behind it.
+Of requests with one prompt, the first is the parent of the others. These children wait beside the queue until it has computed the
+prompt, and are then admitted on its KV. The first child without room joins the queue, and becomes the parent of the children after it.
 """
 
 from collections.abc import KeysView
@@ -55,13 +55,13 @@ class Intake:
             self._push(request)
 
     def requeue(self, request: ScheduledRequest) -> None:
-        """It was preempted, and holds nothing any more."""
+        """Queue a request that was preempted and holds nothing any more."""
         self._policy.requeue(request)
         self._admission.preempted(len(self._batch))
         self.waiting_tokens += request.num_tokens
 
     def leave(self, request: ScheduledRequest) -> None:
-        """It has ended, wherever it was. Those that waited for its prompt now wait for the first of them."""
+        """Forget a request that has ended, wherever it was. Of its children the first is queued, and the others wait for that one."""
         if self._policy.end(request):
             self.waiting_tokens -= request.num_tokens
         self._admission.ended(request)
@@ -73,8 +73,8 @@ class Intake:
     def admit(self, now: float) -> None:
         """Move waiting requests into free slots, in the policy's order.
 
-        Past a head that is held the next few may try, unless one has been held for too long, or the head waits for memory
-        again after a preemption.
+        If the head of the queue is held, the next few are tried too, unless a request has been held for too long, or the head waits for
+        memory again after a preemption.
         """
         self._now = now
         admitted, tokens = self.admitted_total, self.waiting_tokens
@@ -105,7 +105,7 @@ class Intake:
                 break
 
     def waiting(self) -> list[ScheduledRequest]:
-        """In queue order, then the children."""
+        """The queue in its order, then the children."""
         return [*self._policy, *self._forks]
 
     def waiting_by_reason(self) -> dict[str, int]:
@@ -150,7 +150,7 @@ class Intake:
         return True
 
     def _try(self, request: ScheduledRequest, gate: AdmissionPass, parent: ScheduledRequest | None) -> HoldReason | None:
-        """Pass the gate with what is there of the prompt in hand, or give it back and say what holds the request."""
+        """Pass the gate, which gives the request what there is of its prompt's KV; or free that and return what holds the request."""
         reason = gate.admit(request, parent)
         if reason is not None:
             self._cache.free(request)

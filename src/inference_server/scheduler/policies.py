@@ -74,7 +74,7 @@ class FCFSPolicy:
     def __init__(self) -> None:
         self._queue: RankedQueue[ScheduledRequest] = RankedQueue()
         self._ranks: dict[str, Rank] = {}
-        self._orders: dict[str, int] = {}  # of all that have not ended
+        self._orders: dict[str, int] = {}  # of all requests that have not ended
         self._tokens: dict[int, int] = {}  # waiting, by priority
         self._num_pushed = 0
 
@@ -94,7 +94,7 @@ class FCFSPolicy:
         self._take(request)
 
     def charge(self, requests: Iterable[ScheduledRequest]) -> None:
-        """Service had does not count here."""
+        """The service that a request has had does not count here."""
 
     def end(self, request: ScheduledRequest) -> bool:
         self._orders.pop(request.request_id, None)

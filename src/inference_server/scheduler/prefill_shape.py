@@ -1,6 +1,6 @@
 """How much of each admitted prompt a step computes: one pure function for each prefill mode.
 
-`remaining` lists the tokens that each prompt has yet to compute, oldest first; the answer runs in parallel, 0 for a prompt
+`remaining` lists the tokens that each prompt has yet to compute, oldest first. The result has an entry for each of them, 0 for a prompt
 that sits this step out. At least the oldest prompt gets a share whenever there is a budget.
 """
 
@@ -12,7 +12,7 @@ from inference_server.core.options import PrefillMode
 def shape_prefill(mode: PrefillMode, remaining: Sequence[int], budget: int, chunk: int) -> list[int]:
     """Tokens of each prompt to compute in a step of at most `budget` prompt tokens, `chunk` of one prompt.
 
-    The modes that compute whole prompts let one that is longer than the budget run alone.
+    In the modes that compute prompts whole, one that is longer than the budget runs alone.
     """
     if not remaining or budget < 1:
         return [0] * len(remaining)
@@ -35,9 +35,9 @@ def _whole_prompts(remaining: Sequence[int], budget: int) -> list[int]:
 
 
 def _chunks(remaining: Sequence[int], budget: int, chunk: int) -> list[int]:
-    """Up to half of the budget is the oldest prompt's; the shortest of the others go first, the oldest takes what they leave.
+    """Up to half of the budget goes to the oldest prompt, the rest to the others, shortest first; the oldest takes what they leave.
 
-    A short prompt so overtakes any number of long ones, and no flood of short ones starves a long one.
+    So a short prompt overtakes any number of long ones, and no flood of short ones starves a long one.
     """
     wanted = [min(tokens, chunk) for tokens in remaining]
     shares = [0] * len(wanted)
