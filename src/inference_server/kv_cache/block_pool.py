@@ -93,7 +93,7 @@ class BlockPool:
 
     def allocate(self, owner: str, counts: Sequence[int]) -> list[list[int]] | None:
         """Take counts[g] blocks of each group, each with one reference; None, and nothing taken, when too few are free."""
-        if len(self._free_slabs) >= sum(counts):  # a slab each: no group has to leave any for those behind it
+        if len(self._free_slabs) >= sum(counts):  # a slab for each block: no group has to leave any for those after it
             to_open = [0] * len(counts)
         else:
             to_open = [self._slabs_to_open(g, count) for g, count in enumerate(counts)]
@@ -122,7 +122,7 @@ class BlockPool:
             refs[block] += 1
 
     def release(self, group: int, blocks: Iterable[int]) -> None:
-        """Drop one reference of each block; those without any are free unless kept. Raises ValueError if one has none."""
+        """Drop one reference of each block; one that is left without any is free unless kept. Raises ValueError if a block has none."""
         refs, kept, per_slab, slab_used = self._refs[group], self._kept[group], self._blocks_per_slab[group], self._slab_used
         num_let_go = num_kept = num_slabs = 0
         for block in blocks:
@@ -152,7 +152,7 @@ class BlockPool:
         self._num_kept[group] += len(blocks)
 
     def drop(self, group: int, block: int) -> None:
-        """Undo `keep`: without a reference, the block is free. Raises ValueError if it is not kept."""
+        """Undo `keep`: a block without a reference is then free. Raises ValueError if it is not kept."""
         if not self._kept[group][block]:
             raise ValueError(f"block {block} of group {group} is not kept")
         self._kept[group][block] = 0
@@ -166,12 +166,12 @@ class BlockPool:
         self._gappy_by_owner.pop(owner, None)
 
     def _slabs_to_open(self, group: int, count: int) -> int:
-        """Slabs the group cannot do without to take `count` blocks, all its gaps used."""
+        """Slabs that the group needs, once all its gaps are filled, to take `count` blocks."""
         short = count - self._num_gaps[group]
         return -(-short // self._blocks_per_slab[group]) if short > 0 else 0
 
     def _take(self, owner: str, group: int, count: int, reserved: int) -> list[int]:
-        """Take blocks that are known to fit while `reserved` free slabs stay for the groups to come."""
+        """Take blocks that are known to fit, and leave `reserved` free slabs for the groups after this one."""
         refs = self._refs[group]
         taken: list[int] = []
         while len(taken) < count:
@@ -192,7 +192,7 @@ class BlockPool:
         return taken
 
     def _take_whole_slabs(self, owner: str, group: int, count: int, reserved: int) -> list[int]:
-        """Blocks of the fresh slabs that `count` fills, none of which ever has a gap; nothing where the owner has gaps to fill first."""
+        """The blocks of as many fresh slabs as `count` fills whole, which never have a gap; none where the owner has gaps to fill first."""
         own, per_slab = self._gappy_by_owner.setdefault(owner, [{} for _ in self._refs]), self._blocks_per_slab[group]
         number = min(count // per_slab, len(self._free_slabs) - reserved)
         if number <= 0 or own[group]:

@@ -1,8 +1,8 @@
 """`CacheManager`: gives requests the blocks they need, in every layer group, and takes them back.
 
 The one place that edits block tables. All groups of a request have tables of equal length, since they index the same
-tokens; window groups replace what has left the window by the null block. Decides nothing: who gets memory is the scheduler's
-choice, and what is worth keeping that of the prefix cache, which gives up blocks when the pool is short.
+tokens; window groups replace what has left the window by the null block. Decides nothing: the scheduler chooses who gets memory,
+and the prefix cache what is worth keeping; it gives up blocks when the pool is short.
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ class CacheManager:
         return [whole if w is None else min(whole, -(-(w + chunk_tokens + size - 2) // size)) for w in self._windows]
 
     def pending_blocks(self, request: ScheduledRequest, chunk_tokens: int) -> list[int]:
-        """What the request's known tokens will need beyond the blocks it holds."""
+        """How many blocks of each group the request's known tokens will need beyond those that it holds."""
         peaks = self.peak_blocks(len(request.token_ids), chunk_tokens)
         if not request.block_tables:
             return peaks
@@ -60,7 +60,7 @@ class CacheManager:
         return self._pool.fits(counts, spare_slabs)
 
     def max_request_tokens(self, chunk_tokens: int | None) -> int:
-        """Tokens of KV of the longest sequence that runs alone. chunk_tokens None: it may be computed in one step."""
+        """The most tokens whose KV fits when a sequence runs alone. chunk_tokens: see `peak_blocks`; None if one step may compute all."""
         low, high = 0, self._layout.num_blocks(0) * self.block_size
         while low < high:
             middle = (low + high + 1) // 2
@@ -100,7 +100,7 @@ class CacheManager:
         child.num_computed_tokens = child.num_collected_tokens = num_tokens
 
     def take_copies(self, request: ScheduledRequest) -> list[BlockCopy]:
-        """What a fork needs copied into its newest blocks, before the step that computes in them."""
+        """The copies that a fork needs in its newest blocks before the step that writes to them; none for any other request."""
         index = request.num_computed_tokens // self.block_size
         sources = self._drop_tail(request)
         return [BlockCopy(group, source, request.block_tables[group].block_ids[index]) for group, source in enumerate(sources)]

@@ -27,19 +27,19 @@ class EvictionPolicy(Protocol):
 
 
 class LRU:
-    """The leaf that was used last the longest time ago goes first."""
+    """The least recently used leaf goes first."""
 
     def rank(self, node: PrefixNode) -> Rank:
         return (node.last_used,)
 
     def observe(self, block_mass: Sequence[float], now: int) -> None:
-        """What was attended to does not count here."""
+        """Attention does not count here."""
 
 
 class SinkLRU(LRU):
     """LRU, but the first `num_sink_blocks` of every path from the root go only when no other unlocked leaf exists.
 
-    The beginnings of prompts, which many sequences share and attend to most, so outlive any burst of long single prompts.
+    So the beginnings of prompts, which many sequences share and attend to most, outlive any burst of long single prompts.
     """
 
     def __init__(self, num_sink_blocks: int = 4) -> None:
@@ -54,8 +54,8 @@ class H2O:
 
     After Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models" (2023), which keeps
     the recent tokens of a running sequence and those with the most accumulated attention, and computes without the others. Here
-    whole cached blocks go, of sequences that do not run, so no output changes; mass fades, so that yesterday's hitters make room;
-    and what was used since mass was last measured counts as recent, goes last, and goes by LRU.
+    whole cached blocks of sequences that do not run are evicted, so no output changes. Mass fades, so that former heavy hitters make
+    room. A leaf that was used since mass was last measured counts as recent: those go last, in the order of LRU.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class EvictionQueue:
         return None
 
     def nodes(self) -> set[PrefixNode]:
-        """All that would be first one day."""
+        """All nodes that `first` would return sooner or later."""
         return {entry[2] for entry in self._heap if self._is_valid(entry)}
 
     def _rebuild(self) -> None:

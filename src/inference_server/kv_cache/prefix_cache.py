@@ -26,7 +26,7 @@ class PrefixCache:
     """evicted_bytes: of all blocks given up so far."""
 
     def __init__(self, pool: BlockPool, policy: EvictionPolicy, names: PrefixNames | None = None) -> None:
-        """names: who is told of what comes and goes. Raises ValueError for layer groups that `supports` turns down."""
+        """names: is told which nodes come and go, if given. Raises ValueError for layer groups that `supports` turns down."""
         if not self.supports(pool.layout.groups):
             raise ValueError("a prefix cache needs a group of full-attention layers, and after it at most one with a window")
         self.evicted_bytes = 0
@@ -47,9 +47,9 @@ class PrefixCache:
         return [group.window is None for group in groups] in ([True], [True, False])
 
     def acquire(self, request: ScheduledRequest) -> list[list[int]]:
-        """Lock the longest prefix that the request can start from, one token short of all it has at most.
+        """Lock the longest prefix that the request can start from; at least one token is left to compute.
 
-        Returns its blocks by layer group, one reference taken of each, null where the window has passed.
+        Returns its blocks by layer group: each with a reference taken, null where the window has passed.
         """
         found = self._find(request)
         nodes = self._windows.resumable(found)
@@ -81,7 +81,7 @@ class PrefixCache:
         return self._holds[request.request_id].search_end
 
     def may_match_more(self, node: PrefixNode, request: ScheduledRequest) -> bool:
-        """Whether a search that ended at `node` might get further by now. Where that node is gone, nobody knows: True."""
+        """Whether a search that ended at `node` might get further by now. True if that node is gone, since nobody knows then."""
         if node.parent is None and node is not self._root:
             return True
         end = (node.depth + 1) * self._block_size
@@ -111,7 +111,7 @@ class PrefixCache:
             node.last_used = self._time
         if self._windows.exist:
             self._keep_windows(nodes, request.block_tables[WINDOW].block_ids)
-        # Where the same prompt would resume, should it come again.
+        # The same prompt would resume behind this many blocks if it came again.
         prompt_end = (request.num_prompt_tokens - 1) // size
         if start.depth < prompt_end <= num_blocks:
             self._move_prompt_end(hold, nodes[prompt_end - start.depth - 1])
@@ -121,7 +121,7 @@ class PrefixCache:
             return
         if node.parent is parting and parting.is_boundary and len(parting.children) == 1:
             self._windows.move_boundary(node)
-        else:  # in this order, what both need stays needed throughout
+        else:  # in this order, so that what both need stays needed throughout
             self._update_boundary(node)
             self._update_boundary(parting)
 
@@ -130,13 +130,13 @@ class PrefixCache:
         self._windows.released(blocks)
 
     def tail_released(self, request: ScheduledRequest, block: int) -> None:
-        """A fork let go of the full-group block behind those that it locks; its parent may have filled and cached that since."""
+        """A fork let go of the full-group block after those that it locks. Its parent may have filled and cached that block since."""
         for node in self._holds[request.request_id].node.children.values():
             if node.block == block:
                 self._offer(node)
 
     def let_go(self, request: ScheduledRequest) -> None:
-        """Unlock the request's nodes, its tables being released already. Idempotent."""
+        """Unlock the request's nodes, after its tables have been released. Idempotent."""
         hold = self._holds.pop(request.request_id, None)
         if hold is None:
             return
@@ -153,8 +153,8 @@ class PrefixCache:
     def evict(self) -> bool:
         """Give up one block, or one leaf, that no request uses. False if there is none.
 
-        The order: spare window blocks; by the policy, leaves and the window blocks before prompt ends; window blocks that locked
-        nodes can do without.
+        The order: spare window blocks; then, by the policy, leaves and wanted window blocks; last, needed window blocks of locked nodes,
+        which can do without them.
         """
         windows = self._windows
         if windows.spare:
@@ -203,7 +203,7 @@ class PrefixCache:
         return keys
 
     def _join(self, hold: PrefixHold, num_blocks: int) -> list[PrefixNode]:
-        """Lock the nodes of what others computed before the request did, and keep one of the two blocks of each."""
+        """Lock the nodes of blocks that others cached before the request did, and keep one of the two blocks of each."""
         node, nodes = hold.node, []
         for own in hold.ahead[: num_blocks - node.depth]:
             child = node.children.get(own.key)
@@ -221,7 +221,7 @@ class PrefixCache:
         return nodes
 
     def _grow(self, hold: PrefixHold, parting: PrefixNode, num_blocks: int) -> list[PrefixNode]:
-        """Add the nodes of the request's blocks below the one behind which nobody has been."""
+        """Add the request's nodes below `parting`, the last of its path that is in the tree, down to `num_blocks` blocks."""
         nodes = hold.hang(parting, num_blocks)
         self._pool.keep(FULL, [node.block for node in nodes])
         if self._names is not None:
@@ -230,7 +230,7 @@ class PrefixCache:
         return nodes
 
     def _keep_windows(self, nodes: Sequence[PrefixNode], blocks: Sequence[int]) -> None:
-        """Keep the window blocks, of a request's table, that the nodes on its path lack."""
+        """Give the nodes on a request's path the window blocks that they lack. blocks: the request's window table."""
         lacking = [node for node in nodes if not node.window_block and blocks[node.depth - 1]]
         self._windows.keep(lacking, [blocks[node.depth - 1] for node in lacking])
 
@@ -259,7 +259,7 @@ class PrefixCache:
         self._windows.set_boundary(node, node is not self._root and len(node.children) != 1)
 
     def _move_prompt_end(self, hold: PrefixHold, node: PrefixNode) -> None:
-        """A chat is not likely to go back behind its latest prompt."""
+        """Make `node` the prompt end of the request's sequence, alone: a chat is not likely to go back behind its latest prompt."""
         self._windows.set_prompt_end(node, True)
         if hold.prompt_end is not None and hold.prompt_end is not node:
             self._windows.set_prompt_end(hold.prompt_end, False)

@@ -11,9 +11,9 @@ class PrefixHold:
     """What a request locks: `node` and all above it.
 
     search_end: the node at which the search for its tokens ended when it came, whether or not it can be resumed there.
-    prompt_end: the last one above, until the request's own takes its place.
-    duplicates: blocks of nodes that it locks while its tables hold copies of its own.
-    ahead: nodes of its blocks behind `node`, one below the other, that do not hang in the tree yet.
+    prompt_end: the last prompt end among the locked nodes, until the request's own takes its place.
+    duplicates: blocks of locked nodes for which the request's tables hold other blocks with the same tokens.
+    ahead: nodes of its blocks after `node`, one below the other, that are not in the tree yet.
     """
 
     node: PrefixNode
@@ -38,12 +38,12 @@ class PrefixHold:
             above = node
 
     def hang(self, parting: PrefixNode, depth: int) -> list[PrefixNode]:
-        """Hang the nodes ahead below `parting`, which has none like them, down to a depth; they stay in `ahead`."""
+        """Hang the nodes ahead, down to `depth`, below `parting`, which has no child like them. Returns them; they stay in `ahead`."""
         first, stop = parting.depth - self.node.depth, depth - self.node.depth
         nodes = self.ahead[first:stop]
         nodes[0].parent = parting
         parting.children[nodes[0].key] = nodes[0]
-        if stop < len(self.ahead):  # of a step that has not been collected
+        if stop < len(self.ahead):  # the rest is of a step that has not been collected
             nodes[-1].children.clear()
             self.ahead[stop].parent = None
         return nodes

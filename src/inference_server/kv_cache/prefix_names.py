@@ -8,7 +8,7 @@ from inference_server.kv_cache.prefix_node import PrefixNode, key_parts
 
 
 class PrefixNames:
-    """Remembers the name of every node at which a chunk ends: it is made from the name one chunk above."""
+    """Remembers the name of every node at which a chunk ends: names of the next chunks are made from it."""
 
     def __init__(self, journal: PrefixJournal, block_size: int) -> None:
         """Raises ValueError unless a chunk is a whole number of blocks."""

@@ -12,14 +12,14 @@ _ID = "i"  # int32: a tuple of ids would be six times as large, and hashed anew 
 
 
 def block_keys(token_ids: Sequence[int], block_size: int) -> list[BlockKey]:
-    """The keys of whole blocks of tokens. The first of a sequence gets its cache salt from the caller."""
+    """One key for each block; `token_ids` are whole blocks. The caller appends the cache salt to the key of a sequence's first block."""
     ids = array(_ID, token_ids)
     data, width = ids.tobytes(), block_size * ids.itemsize
     return [data[start : start + width] for start in range(0, len(data), width)]
 
 
 def key_parts(key: BlockKey, block_size: int) -> tuple[array[int], str]:
-    """The ids of its tokens, and what comes behind them in the first block of a sequence: the cache salt."""
+    """The token ids of a key, and the cache salt, which follows them in the first block of a sequence and is empty in others."""
     ids = array(_ID)
     width = block_size * ids.itemsize
     ids.frombytes(key[:width])
@@ -35,7 +35,8 @@ class PrefixNode:
     block: its KV in the full group. window_block: its KV in the window group, 0 where there is none (any more).
     is_boundary: a sequence ends here or several part here, so a later one is likely to resume here.
     is_prompt_end: the latest prompt of its sequence ends here; a chat that drops its model's thoughts resumes here.
-    num_needing, num_wanting: boundaries, and prompt ends, behind which the first token still reads this window block.
+    num_needing, num_wanting: how many boundaries, and how many prompt ends, are so near that the first token behind them reads this
+    window block.
     home: which of the ordered sets of `WindowBlocks` it is in. exact_key: its entry in the `ExactMatchIndex`.
     """
 

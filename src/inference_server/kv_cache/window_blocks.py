@@ -15,7 +15,7 @@ WINDOW = 1
 
 
 class WindowBlocks:
-    """exist: the model has window layers. needed, wanted, spare: ordered sets of nodes, those that came first in front."""
+    """exist: whether the model has window layers. needed, wanted, spare: ordered sets of nodes, in the order in which they came."""
 
     def __init__(self, pool: BlockPool) -> None:
         layout = pool.layout
@@ -24,13 +24,13 @@ class WindowBlocks:
         self.wanted: OrderedDict[PrefixNode, None] = OrderedDict()
         self.spare: OrderedDict[PrefixNode, None] = OrderedDict()
         self._pool = pool
-        # The first token behind a node reads its window less itself.
+        # The first token behind a node reads itself and the window - 1 tokens before it.
         window = (layout.groups[WINDOW].window or 1) if self.exist else 1
         self._num_blocks = -(-(window - 1) // layout.block_size)
         self._node_by_block: dict[int, PrefixNode] = {}
 
     def resumable(self, nodes: list[PrefixNode]) -> list[PrefixNode]:
-        """The longest part of a path from the root on whose last window is whole."""
+        """The longest beginning of `nodes`, a path from the root, whose last window is whole."""
         if not self.exist:
             return nodes
         end, num_present = len(nodes), 0
@@ -44,7 +44,7 @@ class WindowBlocks:
         return nodes[:end]
 
     def share(self, nodes: list[PrefixNode]) -> list[int]:
-        """The block table of one who starts behind this path, a reference taken of each block, null where the window has passed."""
+        """The block table of a request that starts behind this path: blocks with a reference taken, null where the window has passed."""
         num_passed = max(0, len(nodes) - self._num_blocks)
         in_window = nodes[num_passed:]
         blocks = [node.window_block for node in in_window]
@@ -75,7 +75,7 @@ class WindowBlocks:
                 self._settle(node)
 
     def set_boundary(self, node: PrefixNode, is_boundary: bool) -> None:
-        """Note on a node, and on those whose window blocks it needs, whether it is one."""
+        """Note whether `node` is a boundary, on it and on the nodes whose window blocks it needs as one."""
         if node.is_boundary is is_boundary:
             return
         node.is_boundary = is_boundary
@@ -86,13 +86,13 @@ class WindowBlocks:
                 self._settle(reached)
 
     def move_boundary(self, node: PrefixNode) -> None:
-        """Make a new node the boundary that its parent was. The windows before the two differ in this node and the farthest one alone."""
+        """Make a new node the boundary that its parent was: its window has one node more, itself, and lacks its parent's farthest."""
         parent = node.parent
         assert parent is not None, "the root is no boundary"
         parent.is_boundary, node.is_boundary = False, True
         if not self._num_blocks:
             return
-        node.num_needing += 1  # it is in use, so it has no place to change
+        node.num_needing += 1  # its block is in use, so it is in none of the sets
         if parent.depth >= self._num_blocks:
             *_, farthest = self._before(parent)
             farthest.num_needing -= 1
@@ -100,7 +100,7 @@ class WindowBlocks:
                 self._settle(farthest)
 
     def set_prompt_end(self, node: PrefixNode, is_prompt_end: bool) -> None:
-        """As `set_boundary`; window blocks are wanted here, not needed."""
+        """As `set_boundary` for a prompt end, which wants window blocks but does not need them."""
         if node.is_prompt_end is is_prompt_end:
             return
         node.is_prompt_end = is_prompt_end
@@ -119,7 +119,7 @@ class WindowBlocks:
             node = node.parent
 
     def _settle(self, node: PrefixNode) -> None:
-        """Put a node where its window block belongs: in use or gone, needed, wanted or spare."""
+        """Move a node to the set in which its window block belongs: needed, wanted, spare, or none while the block is in use or gone."""
         block, home = node.window_block, None
         if block and not self._pool.ref_count(WINDOW, block):
             home = self.needed if node.num_needing else self.wanted if node.num_wanting else self.spare
