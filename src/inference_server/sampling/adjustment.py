@@ -1,4 +1,4 @@
-"""What a request's parameters make of its logits before a token is drawn: masks, biases and penalties, from the sequence's known tokens.
+"""How a request's parameters change its logits before a token is drawn: masks, biases and penalties, from the sequence's known tokens.
 
 The order is vLLM's: what is not allowed or would end the text too early goes to -inf, biases are added, then repetition, frequency and
 presence penalties apply. There is no state, so preemption, reused slots and cached prefixes cannot matter; the tokens of all earlier

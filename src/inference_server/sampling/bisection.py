@@ -1,4 +1,4 @@
-"""The sets of all rows by bisection on the bits of the logits: for accelerators without Triton.
+"""The allowed sets of all rows, found by bisection on the bits of the logits: for accelerators without Triton.
 
 32 passes over [R, V] whatever the data, and not one wait for the device. Finds the same sets as `reference.py`.
 """
@@ -35,7 +35,7 @@ def allowed_mask(values: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _leading(keys: Tensor, weights: Tensor, target: Tensor) -> Tensor:
-    """The shortest run of tokens, by key downwards and then by id upwards, whose weights add up to the row's target.
+    """The shortest run of tokens, in order of falling key and then rising id, whose weights reach the row's target.
 
     keys [R, V] int32, weights [R, V] int64, target [R, 1] int64 of at most the row's sum; returns [R, V] bool.
     """
@@ -54,7 +54,7 @@ def _leading(keys: Tensor, weights: Tensor, target: Tensor) -> Tensor:
 
 
 def _ordered_keys(values: Tensor) -> Tensor:
-    """float32 to int32 of the same order; adding zero makes the two zeros one."""
+    """float32 to int32 of the same order; adding zero makes -0 equal to 0."""
     bits = (values + 0.0).view(torch.int32)
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 

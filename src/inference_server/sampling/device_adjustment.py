@@ -1,7 +1,8 @@
-"""`DeviceAdjustment`: what `adjustment.py` defines, for steps that overlap: a token that was sampled but not collected counts too.
+"""`DeviceAdjustment`: the changes that `adjustment.py` defines, for steps that overlap: tokens sampled but not collected count too.
 
-What a row has seen lives on the device by slot. It is made from the host's tokens when a request comes to a slot or comes back to one,
-and grows there by the sampled ids. Work and memory (4 bytes for each slot and token) are only spent once a request asks for them.
+The tokens that a row has seen are kept on the device by slot. They are counted from the host's tokens when a request comes to a slot or
+comes back to one, and from then on from the sampled ids, on the device. Work and memory (4 bytes for each slot and token of the
+vocabulary) are only spent once a request asks for them.
 """
 
 from dataclasses import dataclass
@@ -20,9 +21,10 @@ _BITS = 32
 
 @dataclass(slots=True)
 class _Tenant:
-    """What a slot's rows were made from. num_counted: tokens that `seen` has, those on the device included.
+    """The request for which a slot's rows of `_seen` and `_masks` were made. stay: its preemptions then.
 
-    constrained: the mask also has what a grammar allowed in the step before.
+    num_counted: tokens that its row of `_seen` counts, those still on the device included; -1 before there is one.
+    constrained: whether its mask includes what a grammar allowed in the step before.
     """
 
     request: ScheduledRequest
@@ -97,7 +99,7 @@ class DeviceAdjustment:
         return tenant
 
     def _load_seen(self, request: ScheduledRequest, position: int, slot: int) -> None:
-        """A request that comes to a slot has nothing on the device: all its tokens are known."""
+        """Count the first `position` tokens. Of a request that comes to a slot none is on the device alone: the host knows them all."""
         assert position <= len(request.token_ids), "a sampled token was not counted"
         if not len(self._seen):
             self._seen = torch.zeros(len(self._tenants), self._vocab_size, dtype=torch.int32, device=self._device)
@@ -108,7 +110,7 @@ class DeviceAdjustment:
         row.index_add_(0, output, torch.full_like(output, 2, dtype=torch.int32))
 
     def _mask(self, request: ScheduledRequest, slot: int, mask: bytes | None) -> None:
-        """Put what the request allows, and what a grammar does, into the slot's mask, if there is anything."""
+        """Write into the slot's mask the tokens that both the request and a grammar (`mask`) allow, if either restricts them."""
         allowed = request.sampling.allowed_token_ids
         if allowed is None and mask is None:
             return
@@ -125,7 +127,7 @@ class DeviceAdjustment:
 
 
 def _biases(request: ScheduledRequest, early: bool) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Token ids, each once, and what is added to their logits."""
+    """Token ids, each once, and what is added to their logits. early: before min_tokens, when stop tokens get -inf."""
     params = request.sampling
     biases = dict(params.logit_bias) | (dict.fromkeys(params.stop_token_ids, -np.inf) if early else {})
     return np.array(list(biases), dtype=np.int64), np.array(list(biases.values()), dtype=np.float32)

@@ -30,7 +30,7 @@ class SamplingVariant(IntEnum):
 
 
 class DeviceSampler:
-    """Parameters are remembered by slot: a row costs a comparison as long as its tenant stays, and nothing while all rows do."""
+    """Parameters are remembered by slot. A row whose slot keeps its tenant costs one comparison; where all rows do, none costs anything."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         """max_rows: both the rows of a batch and the slots."""
@@ -39,7 +39,7 @@ class DeviceSampler:
         self._known = np.zeros((_FIELDS - 2, max_rows), dtype=np.int32)
         self._seeds = np.zeros(max_rows, dtype=np.uint64)
         self._variants = np.zeros(max_rows, dtype=np.int8)
-        self._slots: Sequence[int] = ()  # of the rows of the call before, and what they need
+        self._slots: Sequence[int] = ()  # those of the call before, to which _index and _variant belong
         self._index = np.zeros(0, dtype=np.int64)
         self._variant = SamplingVariant.GREEDY
         self._fields = torch.zeros(_FIELDS, max_rows, dtype=torch.int32, device=device)
@@ -50,7 +50,7 @@ class DeviceSampler:
     def prepare(self, params: Sequence[SamplingParams], positions: Sequence[int], slots: Sequence[int]) -> SamplingVariant:
         """Enqueue the copy of what `run` will read, and return its variant.
 
-        positions: the index of each row's token in its sequence. slots: as those of `SamplingRows`.
+        positions: the index of each row's token in its sequence. slots: see `SamplingRows`.
         """
         if slots is not self._slots:
             for slot, row_params in zip(slots, params, strict=True):

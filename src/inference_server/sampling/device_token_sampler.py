@@ -11,7 +11,7 @@ from inference_server.sampling.token_rows import SamplingRows
 
 
 class DeviceTokenSampler:
-    """max_rows: both the rows of a step and the slots. sampler: the second half, which captured launches take without the first."""
+    """max_rows: both the rows of a step and the slots. sampler: the draw alone, for captured launches, which adjust no logits."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self.sampler = DeviceSampler(max_rows, vocab_size, device)

@@ -1,7 +1,7 @@
 """Log-probabilities of drawn tokens and of prompts.
 
-They come from the model's own logits, before masks, penalties and temperature, as vLLM's do by default. Only rows that ask are looked at.
-Results are enqueued for the host like the ids, and become values once the step has been collected.
+They come from the model's own logits, before masks, penalties and temperature, as vLLM's do by default. Only rows that ask are scored.
+The copy of the results to the host is enqueued like that of the ids, and `Scores.values` reads it once the step has been collected.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ PROMPT_ROWS = 256  # prompt tokens whose logits exist at once
 class Scores:
     """Log-probabilities of N tokens and of the likeliest beside them, on the host or on the way there.
 
-    numbers: how many of the likeliest were asked for, by token. logprobs: float32 [N, 1 + K], the token's own first.
+    numbers: for each of the N, how many of the likeliest were asked for. logprobs: float32 [N, 1 + K], the token's own first.
     token_ids: int64 [N, 1 + K], in the same places.
     """
 
@@ -60,7 +60,7 @@ def scores_prompts(plan: StepPlan) -> bool:
 
 
 def score_prompts(plan: StepPlan, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor]) -> dict[int, list[Scores]]:
-    """By row of the plan, the prompt tokens that follow those computed in this step.
+    """By row of the plan, the scores of the prompt tokens that follow those computed in this step.
 
     hidden: [T, H], the flat batch after the last layer. compute_logits: [N, H] to float32 [N, V].
     """

@@ -1,4 +1,4 @@
-"""The set of one row by narrowing: for the CPU, where a shrinking working set is cheap and a pass over the vocabulary is not.
+"""The allowed set of one row, found by narrowing: for the CPU, where a shrinking working set is cheap and a pass over all tokens is not.
 
 Each round halves the value range that the set's last token can lie in and drops what is decided; logits are dense at the bottom,
 so a few rounds leave a handful to sort. Finds the same sets as `reference.py`. In numpy, whose selections by condition are up to
@@ -34,7 +34,7 @@ def allowed_tokens(values: Tensor, top_k: int, top_p: float, min_p: float) -> Te
 
 
 def leading(values: Tensor, weights: Tensor | None, target: int) -> Tensor:
-    """The shortest run of tokens, by value downwards and then by id upwards, whose weights add up to `target`.
+    """The shortest run of tokens, in order of falling value and then rising id, whose weights reach `target`.
 
     values: [N] float32. weights: [N] int64, or None for 1 each. Returns indices, ascending.
     """

@@ -9,7 +9,7 @@ from torch import Tensor
 
 WEIGHT_BITS = 42  # sums stay below 2**62 for vocabularies below 2**20
 TOP_P_BITS = 31
-LOWEST = -64.0  # smaller values have no weight either
+LOWEST = -64.0  # a value this far below the highest has no weight, nor has any below it
 LOG2_E = 1.4426950216293335  # all factors are exact float32
 POWER_OF_TWO = (0.0018671307479962707, 0.009017028845846653, 0.05579991266131401, 0.24016444385051727, 0.6931512951850891, 1.0)
 """2**f on [0, 1] as a polynomial, highest power first: relative error 1.6e-7 when evaluated in float32."""

@@ -19,8 +19,8 @@ class SamplingRows:
     """The rows of a step that sample, as parallel lists.
 
     positions: the index that each row's token will have in its sequence.
-    slots: each row's slot when the step was launched. Where the rows are those of the step before, it is that step's very list, by which
-    a sampler tells that it knows them.
+    slots: each row's slot when the step was launched. Where the rows are those of the step before, it is that step's list itself, from
+    which a sampler tells that it knows the rows.
     masks: for each row the tokens that a grammar allows, packed as `Constraint.mask` says, or None; None where no row has one.
     """
 
@@ -31,7 +31,7 @@ class SamplingRows:
 
     @classmethod
     def of(cls, plan: StepPlan, plan_rows: Sequence[int], before: "SamplingRows | None" = None) -> "SamplingRows":
-        """Those of the plan's rows, without masks. before: of the step before, where that is known."""
+        """The rows `plan_rows` of the plan, without masks. before: the sampling rows of the step before, where they are known."""
         if plan.num_decodes == len(plan):
             positions = [start + 1 for start in plan.starts]
             if before is not None and plan.repeats(before.requests):
@@ -42,7 +42,7 @@ class SamplingRows:
         return cls(requests, positions, [request.slot for request in requests])
 
     def masked(self, plan_rows: Sequence[int], masks: TokenMasks | None) -> "SamplingRows":
-        """With masks by row of the plan; plan_rows: which of those these rows are."""
+        """These rows with their masks. masks: by row of the plan. plan_rows: for each of these rows, its row in the plan."""
         return replace(self, masks=[masks.get(row) for row in plan_rows]) if masks else self
 
 

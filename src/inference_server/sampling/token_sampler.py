@@ -47,7 +47,7 @@ class TokenSampler:
         return self._sampler(adjusted, [request.sampling for request in rows.requests], rows.positions)
 
     def _device_sampler(self, logits: Tensor) -> "DeviceTokenSampler":
-        """Made at the first step, which is the warm-up; with it come Triton and its compiler."""
+        """Made at the first step, which is the warm-up, since it imports Triton and compiles kernels."""
         if self._on_device is None:
             from inference_server.sampling.device_token_sampler import DeviceTokenSampler
 
