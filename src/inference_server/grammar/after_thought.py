@@ -17,7 +17,7 @@ class AnswerAfterThought:
 
 
 class AfterThought:
-    """A `Constraint` whose answer may begin with a thought, which is free, between two tokens; then `answer` applies.
+    """A `Constraint` for an answer that may begin with a thought between the tokens `opener` and `closer`. `answer` applies only after it.
 
     in_thought: the prompt has opened the thought. Otherwise the model may open one as its first token, or not.
     """

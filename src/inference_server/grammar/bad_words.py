@@ -11,7 +11,7 @@ _WORD_BITS = 32
 
 
 class BadWords:
-    """A `CompiledGrammar`. spellings: token ids, none empty."""
+    """A `CompiledGrammar`. spellings: the token ids of each word, none empty."""
 
     def __init__(self, spellings: Sequence[Sequence[int]], vocab_size: int) -> None:
         free = b"\xff" * (-(-vocab_size // _WORD_BITS) * _WORD_BITS // 8)

@@ -1,7 +1,8 @@
 """How an answer may be ended soon: a short way from where a grammar stands to its end.
 
-The way is found greedily, by what closes first, so it is an upper bound of the shortest, and its own proof. It costs a few
-microseconds a token, and is looked for again only when the budget could have become too small for it meanwhile.
+The way is found greedily, by what closes first, and walked to its end: so it exists, and its length is an upper bound of the shortest
+way's. The search costs a few microseconds a token, and is repeated only when the tokens that are left could have become too few for the
+way meanwhile.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ _PREFERRED = b'"}],:0123456789-.abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUV
 
 
 def closing_tokens(tokens: Sequence[bytes]) -> list[int]:
-    """The ids that are one byte of the preferred ones, in their order."""
+    """The ids of the tokens that are a single preferred byte, in the order of preference."""
     ids = {token: index for index, token in enumerate(tokens) if len(token) == 1}
     return [ids[byte] for value in dict.fromkeys(_PREFERRED) if (byte := bytes([value])) in ids]
 

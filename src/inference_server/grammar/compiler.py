@@ -1,7 +1,7 @@
 """`GrammarCompiler`: from what a client asks for to a grammar over this model's tokens, by llguidance.
 
-Masks are computed token by token while an answer is made, so compiling builds no automaton that a small schema could blow up; each
-stage has limits on work and states, beyond which it fails and nothing else does.
+Masks are computed token by token while an answer is made, so compiling builds no automaton that a small schema could blow up. Each
+stage has limits on work and states: a request that exceeds them fails, and no other does.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,7 +23,7 @@ _MAX_ERROR_CHARS = 400
 
 
 class GrammarCompiler:
-    """For one vocabulary; reading it takes about a second for each 200,000 tokens, and the interpreter meanwhile. Thread-safe."""
+    """For one vocabulary. Construction takes about a second for each 200,000 tokens and holds the interpreter meanwhile. Thread-safe."""
 
     def __init__(
         self, tokens: Sequence[bytes], special_ids: Collection[int], eos_ids: Sequence[int], encode: Callable[[str], list[int]]
@@ -37,7 +37,7 @@ class GrammarCompiler:
         self._deep_stack = DeepStack()
 
     def compile(self, spec: AnswerSpec) -> CompiledGrammar:
-        """Takes milliseconds, or seconds for the largest; lets go of the interpreter meanwhile. Raises InvalidRequestError."""
+        """Takes milliseconds, seconds for the largest, and does not hold the interpreter meanwhile. Raises InvalidRequestError."""
         _check_size(spec)
         try:
             text = grammar_text(spec, self._special_tokens)
@@ -94,7 +94,7 @@ def _limits() -> LLParserLimits:
 
 
 def _check_size(spec: AnswerSpec) -> None:
-    """Work may grow with the square of the size, that on expressions and grammars fastest."""
+    """Work may grow with the square of the size, fastest for regular expressions and grammars."""
     if isinstance(spec, CallsSpec):
         size, most = sum(len(call.schema) for call in spec.calls), MAX_SCHEMA_CHARS
     else:

@@ -14,19 +14,19 @@ _STACK_BYTES = 128 * 2**20  # of addresses; memory is only taken as far as it is
 
 
 class DeepStack:
-    """Thread-safe. The size of stacks is the interpreter's for all threads, so one is started at a time."""
+    """Thread-safe. Python has one stack size for all threads that it starts, so ours are started one at a time."""
 
     def __init__(self) -> None:
         self._starting = threading.Lock()
 
     def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises, on a new thread."""
+        """Run `work` on a new thread, wait for it, and return or raise what it does."""
         done: Future[T] = Future()
 
         def carry_out() -> None:
             try:
                 done.set_result(work())
-            except BaseException as error:  # a panic in Rust is no Exception, and the caller waits for one or the other
+            except BaseException as error:  # a panic in Rust is no Exception, and the caller waits for a result or an error
                 done.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
         thread = threading.Thread(target=carry_out, name="deep-stack", daemon=True)

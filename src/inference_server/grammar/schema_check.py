@@ -1,7 +1,7 @@
-"""What a JSON schema asks for and the grammar would not enforce: such a keyword is refused by its name.
+"""Refuses, by name, a keyword of a JSON schema that the grammar would not enforce.
 
-llguidance refuses the keywords it knows and does not implement, but passes over those it does not know, and does not count different
-keys. An answer is to fit its schema or not to be promised.
+llguidance refuses the keywords that it knows and does not implement, but ignores those that it does not know, and does not count
+different keys. No answer may be promised that does not fit its schema.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def _not_enforced(schema: dict[str, Any]) -> str | None:
         if keyword not in _KNOWN and not (keyword.startswith("x-") and keyword != "x-guidance"):
             return keyword
     least, required = schema.get("minProperties", 0), schema.get("required", [])
-    # The same key may come twice, and counts once for whoever reads the JSON.
+    # An answer may have the same key twice, which counts once for whoever reads the JSON.
     if isinstance(least, int) and isinstance(required, list) and least > max(1, len(required)):
         return "minProperties"
     return None

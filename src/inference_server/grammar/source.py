@@ -1,4 +1,4 @@
-"""What a client asks for, to the text of a grammar that llguidance compiles."""
+"""Turns what a client asks for into the text of a grammar that llguidance compiles."""
 
 import json
 import re
@@ -63,7 +63,7 @@ def _checked(source: str, param: str) -> Any:
 
 
 def _literal(text: str, special_tokens: Mapping[str, int]) -> str:
-    """Text in which the names of special tokens stand for these."""
+    """`text` as grammar, where the name of a special token stands for the token."""
     if not special_tokens:
         return _quoted(text)
     pieces = re.split("(" + "|".join(map(re.escape, special_tokens)) + ")", text)

@@ -1,10 +1,10 @@
-"""Calls whose arguments must fit, in answers that may do without: the grammar begins with the token that begins a call."""
+"""Tool calls whose arguments must fit, in answers that may have no call: the grammar applies from the token that begins a call."""
 
 from inference_server.core.grammar import CompiledGrammar, Constraint
 
 
 class StrictCalls:
-    """A `CompiledGrammar`. call: of one call, from the token `opener` on."""
+    """A `CompiledGrammar`. call: the grammar of one call, from the token `opener` on."""
 
     def __init__(self, call: CompiledGrammar, opener: int) -> None:
         self._call = call

@@ -15,13 +15,16 @@ _MAX_DEMANDED = 8 * 1024
 
 
 def check_demands(matcher: LLMatcher, param: str) -> None:
-    """Raises InvalidRequestError where the text that has to come next, to the letter, is very long: each token walks all that is left."""
+    """Raises InvalidRequestError where the grammar leaves no choice for a very long text: each of its tokens walks all that is left."""
     if len(matcher.compute_ff_bytes()) > _MAX_DEMANDED:
         raise InvalidRequestError(f"the grammar demands more than {_MAX_DEMANDED} bytes of text at once", param=param)
 
 
 class TokenGrammar:
-    """A `CompiledGrammar`. build: makes a matcher at the start. first_mask: that of the first token. closing: as `closing_tokens`."""
+    """A `CompiledGrammar`. build: makes a matcher that stands at the start, as `matcher` does. first_mask: the first token's mask.
+
+    closing: what `closing_tokens` returns.
+    """
 
     def __init__(
         self, build: Callable[[], LLMatcher], matcher: LLMatcher, first_mask: bytes, closing: Sequence[int], eos_id: int, param: str
@@ -44,7 +47,7 @@ class TokenGrammar:
 
 
 class GrammarState:
-    """A `Constraint`. What goes wrong in one generation stays there."""
+    """A `Constraint`. What goes wrong in one generation reaches no other of the same grammar."""
 
     def __init__(self, grammar: TokenGrammar) -> None:
         self.mask: bytes | None = grammar.first_mask
