@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Dropped:
-    """Records that did not fit into the queue, and that could not be written; each number has one writer."""
+    """How many records did not fit into the queue, and how many could not be written; each number is changed by one thread only."""
 
     queue_full: int = 0
     write_failed: int = 0
@@ -38,11 +38,11 @@ class RecordOutput(Protocol):
     takes_steps: bool
 
     def write(self, records: list[Any], dropped: Dropped) -> None:
-        """By the writing thread, in the order in which they were made; at least one. What it raises costs the batch."""
+        """Called by the writing thread. records: at least one, in the order in which they were made. If it raises, they are lost."""
         ...
 
     def close(self, dropped: Dropped, finished: bool) -> None:
-        """Once, by the thread that closes. finished: False while the writing thread is still in `write`, where it is left behind."""
+        """Called once, by the thread that closes. finished: False if the writing thread is still in `write`, where it is left behind."""
         ...
 
 
@@ -50,7 +50,7 @@ class BatchWriter:
     """A `RecordSink`. Construction starts the thread."""
 
     def __init__(self, name: str, output: RecordOutput, max_queued: int = MAX_QUEUED) -> None:
-        """name: of what is written, for the log."""
+        """name: what is written, for the log."""
         self.dropped = Dropped()
         self._name = name
         self._output = output

@@ -30,9 +30,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, log_format: Literal["text", "json"]) -> None:
-    """One handler on the root logger, unless the embedding program has put its own there. level: debug, info, warning or error.
+    """Put one handler on the root logger, unless the embedding program has put its own there. level: debug, info, warning or error.
 
-    The level is this program's: libraries are heard from warning on.
+    The level applies to this program's own loggers and uvicorn's: other libraries are heard from warning on.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT))

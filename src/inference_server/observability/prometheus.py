@@ -1,4 +1,4 @@
-"""`PrometheusSink`: the engine's records as Prometheus metrics, named as vLLM names them behind the prefix `inference_server_`.
+"""`PrometheusSink`: the engine's records as Prometheus metrics, with vLLM's names after the prefix `inference_server_`.
 
 Histograms are our own: the client library's cost microseconds and a lock for each sample, and a step of 256 rows brings 256 of them on
 the engine thread. Counters of the engine have one writer and are read without a lock; gauges come from the snapshot at scrape time.
@@ -49,7 +49,7 @@ class PrometheusSink(Collector):
     """A `RecordSink` with a registry of its own. Only what `render` returns is ever exposed."""
 
     def __init__(self, model_name: str, dropped: Mapping[str, Callable[[], int]] | None = None) -> None:
-        """dropped: by the name of a sink that writes elsewhere, how many records it has lost."""
+        """dropped: by the name of a sink that writes elsewhere, what tells how many records it has lost."""
         self._model_name = model_name
         self._dropped = dropped or {}
         self._snapshot = EngineSnapshot()
@@ -108,7 +108,7 @@ class PrometheusSink(Collector):
             self._tpot.observe(decode_s / (record.output_tokens - 1))
 
     def count_rejection(self, reason: str) -> None:
-        """A generation that was answered 429 or 503. reason: one of a short list. Called on the event loop."""
+        """Count a generation that was answered 429 or 503. reason: one of a short list. Called on the event loop."""
         self._rejected[reason] += 1
 
     @property
@@ -116,7 +116,7 @@ class PrometheusSink(Collector):
         return self._rejected.total()
 
     def observe_http(self, method: str, route: str, status: int, seconds: float) -> None:
-        """One response. route: its template, never the path a client made up."""
+        """Count one response. route: its template, never the path a client made up."""
         self._http.labels(method, route, str(status)).observe(seconds)
 
     def render(self, snapshot: EngineSnapshot, accept: str) -> tuple[bytes, str]:

@@ -1,4 +1,4 @@
-"""`Run`: one start of the server, as the files and spans that outlive it name it, and what makes its clock's seconds the world's."""
+"""`Run`: one start of the server: what names it in files and spans that outlive it, and what turns its clock's seconds into the world's."""
 
 import os
 import time
@@ -11,7 +11,7 @@ from inference_server.core.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """clock: the engine's. epoch: what added to its seconds makes them those since the epoch, as `started_at` is."""
+    """clock: the engine's. started_at: seconds since the epoch. epoch: the time of the clock's zero, in seconds since the epoch."""
 
     model_name: str
     clock: Clock
@@ -20,7 +20,7 @@ class Run:
 
     @classmethod
     def begin(cls, model_name: str, clock: Clock) -> Self:
-        """The wall clock is read once: that it is set meanwhile bends no record."""
+        """The wall clock is read only once, so that setting it later changes no record."""
         started_at = time.time()
         return cls(model_name, clock, started_at, started_at - clock())
 

@@ -1,7 +1,7 @@
 """`SpanExporter`: each request that ended as spans for an OpenTelemetry collector, by OTLP over HTTP.
 
 One span covers the request from its arrival, with the attributes of the GenAI semantic conventions; its children are the times in
-the queue, in prefill and in decode. They hang under the `traceparent` that the client sent, and are left out where that says so. A
+the queue, in prefill and in decode. Their parent is the `traceparent` that the client sent; if it says not to sample, there are none. A
 `BatchWriter` has them made and sent, so a collector that is slow or gone costs spans and nothing else. This module needs the extra `otel`.
 """
 
@@ -52,7 +52,7 @@ class SpanExporter:
             raise OSError("the collector at OTLP_ENDPOINT did not take them")
 
     def close(self, dropped: Dropped, finished: bool) -> None:
-        """Where `write` still waits for a collector that does not answer, it waits no longer."""
+        """A `write` that still waits for a collector that does not answer then stops waiting."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _trace(self, record: RequestRecord) -> None:
@@ -71,7 +71,7 @@ class SpanExporter:
         span.end(self._ns(record.end_time))
 
     def _attributes(self, record: RequestRecord) -> Iterator[tuple[str, str | int | float | tuple[str, ...]]]:
-        """Empty strings are values that there are not."""
+        """An empty string stands for a value that does not exist."""
         sampling = record.sampling
         yield "gen_ai.operation.name", "chat" if record.is_chat else "text_completion"
         yield "gen_ai.provider.name", PROVIDER
@@ -98,7 +98,7 @@ class SpanExporter:
 
 
 def _phases(record: RequestRecord) -> Iterator[tuple[str, float, float]]:
-    """Those that the request came to, one after the other without gaps."""
+    """The phases that the request reached, each with its start and end, without gaps between them."""
     starts = (("queue", record.arrival_time), ("prefill", record.admitted_time), ("decode", record.first_token_time))
     reached = [(name, start) for name, start in starts if start is not None]
     ends = [*(start for _, start in reached[1:]), record.end_time]

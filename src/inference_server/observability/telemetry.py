@@ -1,7 +1,7 @@
 """`Telemetry`: every request that ended as a row of SQLite, one file a run, for questions that percentiles do not answer.
 
 A `BatchWriter` has it commit twice a second in WAL mode, so a process that is killed loses no more than that, and the file can be read
-while it grows. It says itself how many rows it lacks. Neither prompts nor answers are in it.
+while it grows. Its table `meta` says how many rows it lacks. Neither prompts nor answers are in it.
 """
 
 import sqlite3
@@ -14,7 +14,7 @@ from inference_server.observability.batch_writer import Dropped
 from inference_server.observability.run import Run
 
 SCHEMA_VERSION = 1
-# Times are seconds since the epoch; NULL where a request did not come so far.
+# Times are seconds since the epoch; NULL where a request did not get that far.
 SCHEMA = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;

@@ -13,14 +13,14 @@ from inference_server.core.plan import StepPlan
 from inference_server.core.records import RequestRecord, StepRecord
 
 SCHEMA_VERSION = 1
-STEPS_BEHIND = 2  # a request's end is told before the step that brought it, and it may be in the step in flight behind that
+STEPS_BEHIND = 2  # a request's end is recorded before its last step, and it may also be in the step in flight after that
 NO_SLOT = -1
 
 
 class TimelineEvents:
     """Knows which request has which slot, so it has to see all records in their order.
 
-    epoch: what added to the clock's seconds makes them those since the epoch.
+    epoch: the time of the clock's zero, in seconds since the epoch.
     """
 
     def __init__(self, epoch: float) -> None:
@@ -30,7 +30,7 @@ class TimelineEvents:
         self._num_steps = 0
 
     def of_step(self, record: StepRecord) -> Iterator[str]:
-        """The decisions that came with it, then its phases in their order."""
+        """The lines of the decisions that came with the step, then of its phases, in their order."""
         for decision in record.decisions:
             fields: dict[str, object] = {"event": decision.kind, "ts": self._us(decision.time), "step": decision.step_id}
             fields["request"] = decision.request_id
@@ -47,7 +47,7 @@ class TimelineEvents:
             self._slots.pop(self._ended.popleft()[1], None)
 
     def _give_slot(self, request_id: str, slot: int) -> None:
-        """Whoever had it before has ended; where a full queue dropped the record of that, nothing else would take its slot away."""
+        """A request that had the slot before has ended. If a full queue dropped the record of that, only this takes its slot away."""
         known = {ended for _, ended in self._ended}
         for former in [other for other, taken in self._slots.items() if taken == slot and other not in known]:
             del self._slots[former]

@@ -76,7 +76,7 @@ class MetricsTracker:
             slot.tpot[_bucket((record.end_time - record.first_token_time) / (record.output_tokens - 1))] += 1
 
     def summary(self) -> dict[str, Any]:
-        """Percentiles and rates of the last `WINDOW_S` seconds. prompt_tokens_per_s: computed ones, what the cache had left out."""
+        """Percentiles and rates of the last `WINDOW_S` seconds. prompt_tokens_per_s: of computed tokens, not of those that were cached."""
         now = self._clock()
         recent = [slot for slot in self._slots if slot is not None and slot.second > int(now) - WINDOW_S]
         elapsed_s = min(max(now - self._started, 1.0), float(WINDOW_S))
@@ -94,7 +94,7 @@ class MetricsTracker:
         }
 
     def history(self) -> dict[str, list[int]]:
-        """What each of the last `WINDOW_S` - 1 whole seconds brought, oldest first."""
+        """The tokens and the requests of each of the last `WINDOW_S` - 1 whole seconds, oldest first."""
         now = int(self._clock())
         slots = {slot.second: slot for slot in self._slots if slot is not None}
         past = [slots.get(second) for second in range(now - WINDOW_S + 1, now)]
