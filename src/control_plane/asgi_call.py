@@ -1,6 +1,6 @@
 """One HTTP request put to an ASGI application in this process: the bytes of its answer as they come, and a disconnect when nobody reads on.
 
-This is a replica's half of the way of a request; what travels are plain values that pickle.
+This is a replica's half of a request's way. What travels between the processes are plain values that can be pickled.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ LEAVE_S = 5.0  # how long an application may take to notice that its client has 
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """Lets the router of this process know how far a request has come. It means nothing in another, and arrives there empty."""
+    """Lets the router of this process know how far a request has come. It means nothing in another process, and arrives there empty."""
 
     on_answer: Callable[[], object] | None = None
 
@@ -74,7 +74,7 @@ class ResponseHead:
 async def call_app(app: ASGIApp, request: ForwardedRequest) -> AsyncGenerator[ResponseHead | bytes, None]:
     """The head of the answer, then its body in pieces; pieces that wait for the reader are joined. Raises what the application raises.
 
-    Closing the generator, or cancelling who waits for it, is a disconnect to the application.
+    Closing the generator, or cancelling the task that waits for it, is a disconnect to the application.
     """
     messages: asyncio.Queue[Message | None] = asyncio.Queue()
     gone = asyncio.Event()
@@ -120,4 +120,4 @@ async def _leave(task: asyncio.Task[None]) -> None:
     if not task.done():
         task.cancel()
     elif not task.cancelled():
-        task.exception()  # it was raised where someone still read, and is nobody's business else
+        task.exception()  # read, so that asyncio does not log it: a reader who was still there has had it raised

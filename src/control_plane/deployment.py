@@ -31,7 +31,7 @@ INLINE_BODY_BYTES = 16 * 1024  # a larger one is tokenised in a worker thread
 INGRESS_MAX_ONGOING = 10_000
 SHUTDOWN_S = 25.0  # as docs/operations.md says: the step that runs, slow readers, what is written last
 
-# What a replica is asked for where the fleet has a route of its own. Keys are the replicas' business: whom they refuse, the fleet does.
+# What a replica is asked for where the fleet has a route of its own. Replicas check API keys: a client that they refuse, the fleet refuses.
 ASKED_FOR: Mapping[str, str] = {"/fleet": "/static/fleet.html", "/fleet/stats": "/scheduler/stats", "/fleet/metrics": "/metrics"}
 FIGURES = frozenset({"/fleet/stats", "/fleet/metrics"})
 LOST = (RayActorError, WorkerCrashedError, ObjectLostError)  # how a replica's death looks to its callers
@@ -113,7 +113,7 @@ class Ingress:
         return Response(exposition, headers={"Content-Type": content_type})
 
     async def _call(self, request: ForwardedRequest) -> AsyncGenerator[ResponseHead | bytes, None]:
-        """Raises ReplicaLostError and FleetBusyError. Whoever stops reading cancels the call."""
+        """Raises ReplicaLostError and FleetBusyError. A reader that stops cancels the call."""
         response = self._handle.remote(request)
         ended = False
         try:
@@ -131,7 +131,7 @@ class Ingress:
                 response.cancel()
 
     async def _body(self, request: Request) -> bytes | None:
-        """None for one that is too large."""
+        """The whole body; None if it is too large."""
         parts, size = [], 0
         async for part in request.stream():
             size += len(part)
@@ -148,7 +148,7 @@ class Ingress:
 
 
 def answered(answers: Sequence[dict[str, Any] | Exception]) -> list[dict[str, Any]]:
-    """What replicas say of themselves. Those that died meanwhile are left out, and so are those that failed, which the log tells."""
+    """The statistics of the replicas that gave them. Those that died meanwhile are left out; those that failed too, and are logged."""
     for error in answers:
         if isinstance(error, Exception) and not isinstance(error, LOST):
             logger.error("a replica cannot say how it is", exc_info=error)
@@ -187,7 +187,7 @@ def fleet(settings: Settings, options: FleetOptions, load: Load | None = None) -
 
 
 def _number(options: FleetOptions) -> dict[str, Any]:
-    """How many replicas: so many, or what Serve's autoscaler makes of it."""
+    """The options that set how many replicas there are: a fixed number, or limits and aims for Serve's autoscaler."""
     if options.max_replicas <= options.replicas:
         return {"num_replicas": options.replicas}
     aims = {"queue_s": options.target_queue_s, "kv_pressure": options.target_kv_pressure}

@@ -1,7 +1,7 @@
-"""`FleetRouter`: the state behind routing decisions: who is there, what each has cached, and how much each has to do.
+"""`FleetRouter`: the state behind routing decisions: which replicas there are, what each has cached, and how much each has to do.
 
-Pure: no clock, no network, no Ray. What a replica reports is late, so what was sent to it counts at once: its tokens as load until the
-request ends, its prompt as cached, since it soon will be. With several routers each knows the others' requests from reports alone.
+Pure: no clock, no network, no Ray. Reports come late, so a request counts as soon as it is sent: its tokens as load until it ends, its
+prompt as cached, since it soon will be. With several routers each knows the others' requests from reports alone.
 """
 
 from collections.abc import Collection
@@ -26,7 +26,7 @@ class Trip:
 
 @dataclass(slots=True)
 class ReplicaView:
-    """What the router knows of one replica. sent_tokens, uncomputed_tokens: of its open trips. position: changes taken in."""
+    """What the router knows of one replica. sent_tokens, uncomputed_tokens: of its open trips. position: how many changes it has seen."""
 
     sent_tokens: int = 0
     uncomputed_tokens: int = 0
@@ -42,7 +42,7 @@ class ReplicaView:
 
 
 class FleetRouter:
-    """Not for several threads. missed_changes: what reports could not tell because a replica's cache changed too fast."""
+    """Not for several threads. missed_changes: how many changes reports left out because a replica's cache changed too fast."""
 
     def __init__(self, policy: RoutingPolicy, index: PrefixIndex) -> None:
         self.views: dict[str, ReplicaView] = {}
@@ -51,7 +51,7 @@ class FleetRouter:
         self._policy = policy
 
     def set_replicas(self, replicas: Collection[str]) -> None:
-        """These are there, and no others: what the others had is forgotten."""
+        """Set which replicas there are. What any other had is forgotten."""
         for gone in self.views.keys() - set(replicas):
             del self.views[gone]
             self.index.forget(gone)
@@ -59,7 +59,7 @@ class FleetRouter:
             self.views.setdefault(replica, ReplicaView())
 
     def observe(self, replica: str, report: ReplicaReport) -> None:
-        """Take a report in. One that came before changes nothing, and neither does one of a replica that is gone."""
+        """Take a report in. A report that came before changes nothing, and neither does that of a replica that is gone."""
         view = self.views.get(replica)
         if view is None:
             return
@@ -75,7 +75,7 @@ class FleetRouter:
     def choose(self, key: RoutingKey, among: Collection[str] | None = None) -> str:
         """The replica that the policy wants for this request. among: those that may be chosen, at least one; None for all.
 
-        One that was not heard of is chosen only where there is no other.
+        A replica that `set_replicas` did not name is chosen only where there is no other.
         """
         views = self.views if among is None else {replica: self.views[replica] for replica in among if replica in self.views}
         loads = {replica: view.load for replica, view in views.items()} or dict.fromkeys(among or (), 0)
@@ -83,7 +83,7 @@ class FleetRouter:
         return self._policy.choose(loads, cached)
 
     def began(self, replica: str, key: RoutingKey) -> Trip:
-        """The request was sent there."""
+        """Book a request that was sent to the replica."""
         depth = self.index.depths(key.names).get(replica, 0)
         trip = Trip(replica, key, key.num_tokens - depth * key.chunk_tokens)
         view = self.views.get(replica)

@@ -21,7 +21,7 @@ class ReplicaLostError(Exception):
 
 
 class FleetBusyError(Exception):
-    """As many requests wait for a replica as may."""
+    """As many requests wait for a replica as are allowed to."""
 
 
 class Forwarder:
@@ -67,7 +67,7 @@ class Forwarder:
         try:
             async with aclosing(pieces):
                 async for piece in pieces:
-                    said = said or any(line and not line.startswith(b":") for line in piece.splitlines())  # pieces that wait come joined
+                    said = said or any(line and not line.startswith(b":") for line in piece.splitlines())  # a piece may be several, joined
                     yield piece
             return
         except ReplicaLostError:
@@ -103,7 +103,7 @@ def _error(kind: str, code: str, message: str) -> bytes:
 
 
 def _last_event(request: ForwardedRequest, error: bytes) -> bytes:
-    """How a stream of this route ends in an error, given in the shape of every other route."""
+    """The last event of a stream that ends in an error. error: its JSON, in the shape of every route but `/responses`."""
     if not request.path.endswith("/responses"):
         return b"data: " + error + b"\n\ndata: [DONE]\n\n"
     event = {"type": "error", "code": "server_error", "message": json.loads(error)["error"]["message"], "param": None}

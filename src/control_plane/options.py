@@ -8,7 +8,7 @@ class FleetOptions:
     """num_cpus, num_gpus: what Ray reserves for each replica; a process that reserves no CPU still uses one.
 
     max_replicas: if above `replicas`, Serve scales between the two, so that requests wait `target_queue_s` and KV pools are as full as
-    `target_kv_pressure`; it acts once that has been so for `scale_up_s` or `scale_down_s`.
+    `target_kv_pressure`; it acts once it has wanted more replicas for `scale_up_s` seconds, or fewer for `scale_down_s`.
     policy, beta, quiet_tokens, index_capacity: see `PrefixRequestRouter`. report_s: seconds between two reports of a replica.
     """
 

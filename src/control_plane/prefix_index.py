@@ -1,6 +1,6 @@
 """`PrefixIndex`: which replica has which prefixes cached, as far as it was told.
 
-Approximate by design: reports come late and are bounded, and what was used least recently is forgotten when there is too much. A wrong
+Approximate by design: reports come late and are bounded, and the names added longest ago are forgotten when there are too many. A wrong
 answer costs a cache miss and nothing else. Knows prefixes by their names (`ChunkHasher`), never by their text.
 """
 

@@ -32,7 +32,7 @@ SCHEMAS: Mapping[str, type[SamplingBody]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class PromptFormat:
-    """What a replica tells of its model, as values that travel: a compiled template does not. chunk_tokens: of its journal."""
+    """What a replica tells about its model, in values that can be pickled, unlike a compiled template. chunk_tokens: of its journal."""
 
     tokenizer: TokenizerLike
     template_source: str

@@ -27,7 +27,7 @@ class ReplicaServer:
     """One server. All methods run on the event loop that called `start`."""
 
     def __init__(self, settings: Settings, salt: bytes, load: Load | None = None) -> None:
-        """salt: the fleet's, at most 64 bytes. load: instead of loading the model that the settings name."""
+        """salt: the fleet's, at most 64 bytes. load: called instead of loading the model that the settings name."""
         self._chunk_tokens = max(CHUNK_TOKENS, settings.kv_cache_block_size)
         self._journal = PrefixJournal(ChunkHasher(salt, self._chunk_tokens))
         self._drain_timeout_s = settings.drain_timeout_s
@@ -52,7 +52,7 @@ class ReplicaServer:
         return call_app(self._app, request)
 
     def check_health(self) -> None:
-        """Raises RuntimeError for a replica that is past help."""
+        """Raises RuntimeError if the engine is dead or stalled."""
         self._check(self._context.engine.health().status)
 
     def prompt_format(self) -> PromptFormat:

@@ -8,11 +8,11 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """tokens: in flight, those that wait included. waiting_tokens, waiting: tokens and requests in the queue. queue_s: seconds until the
-    queue of now has been let in, at the rate of late. kv_pressure: the share of the KV pool that running requests hold.
+    """tokens: in flight, those that wait included. waiting_tokens, waiting: tokens and requests in the queue. queue_s: seconds until all
+    that is in the queue now is admitted, at the recent rate. kv_pressure: the share of the KV pool that running requests hold.
 
-    changes: the latest changes of what is cached, oldest first, each the name of a prefix: positive for one that came, negative for one
-    that went. end: how many changes there have been in all, so that a router knows which of them are new to it, and whether it missed any.
+    changes: the latest changes of what is cached, oldest first, each the name of a prefix: positive if it was added, negative if it was
+    removed. end: how many changes there have been in all, so that a router knows which are new to it, and whether it missed any.
     """
 
     tokens: int = 0
@@ -26,7 +26,7 @@ class ReplicaReport:
     changes: Sequence[int] = ()
 
     def news(self, position: int) -> Iterator[int]:
-        """The changes behind the first `position` ones, as far as they are here."""
+        """The changes after the first `position` of all, as far as the report has them."""
         yield from self.changes[max(0, len(self.changes) - (self.end - position)) :]
 
     def as_stats(self) -> dict[str, Any]:

@@ -16,15 +16,16 @@ class RoutingPolicy(Protocol):
 
 
 class PrefixPolicy:
-    """The highest of: cached share minus `beta` times relative load, which is a replica's load by the fleet's mean.
+    """The highest score: cached share minus `beta` times relative load, which is a replica's load divided by the fleet's mean.
 
-    So a replica is preferred for a prefix until it has 1 / `beta` times the mean more to do than the idlest one, and a prefix that
-    everybody asks for spreads. Among scores within `margin` of the best, the less busy of two at random wins (Mitzenmacher, "The Power
-    of Two Choices in Randomized Load Balancing", 2001), so that routers that do not know of each other do not all run to one replica.
+    So a replica that has a prompt cached is preferred for it until it has 1 / `beta` times the mean more to do than the idlest one, and
+    a prefix that everybody asks for spreads. Among scores within `margin` of the best, the less busy of two random ones wins
+    (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001), so that routers that do not know of each other do not
+    all run to one replica.
     """
 
     def __init__(self, beta: float = 1.0, quiet_tokens: float = 4096, margin: float = 0.02, seed: int | None = None) -> None:
-        """quiet_tokens: a mean below this counts as this, so that a single request does not make a replica of an idle fleet busy."""
+        """quiet_tokens: a lower mean counts as this much, so that a single request does not make a replica of an idle fleet busy."""
         self._beta = beta
         self._quiet_tokens = quiet_tokens
         self._margin = margin

@@ -25,7 +25,7 @@ class ScalingContext(Protocol):
 
 
 class ScaleByReports:
-    """As many replicas as bring the mean of whichever is further from its aim back to it, at most twice as many at once."""
+    """As many replicas as bring the larger of the two ratios of a mean to its aim back to 1; at most twice as many at once."""
 
     def __init__(self, queue_s: float, kv_pressure: float) -> None:
         """What to aim at: seconds in the queue, share of the KV pool."""

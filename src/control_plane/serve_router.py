@@ -21,7 +21,7 @@ class PrefixRequestRouter(RequestRouter):
     """A request is booked as soon as its replica is chosen, so that those that come at the same time are not all sent there."""
 
     def initialize_state(self, *, policy: str, beta: float, quiet_tokens: float, index_capacity: int) -> None:
-        """policy: "prefix", "least_loaded" or "round_robin"; the other values are of the first."""
+        """policy: "prefix", "least_loaded" or "round_robin". beta, quiet_tokens: see `PrefixPolicy`. index_capacity: see `PrefixIndex`."""
         self._fleet = FleetRouter(_policy(policy, beta, quiet_tokens), PrefixIndex(index_capacity))
         self._trips: dict[str, Trip] = {}  # by Serve's own id of the request
 
@@ -39,7 +39,7 @@ class PrefixRequestRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replica that the policy wants, then all others, should that one be full."""
+        """The replica that the policy wants, then all others, for the case that it is full."""
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         key = _key(() if pending_request is None else pending_request.args)
         best = self._fleet.choose(key, among=by_id)
@@ -53,7 +53,7 @@ class PrefixRequestRouter(RequestRouter):
             self._book(pending_request, replica_id.unique_id, trip.key)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Also of a replica that had refused a request which by now is on its way to another."""
+        """Called too for a replica that refused a request, which by now may be on its way to another."""
         trip = self._trips.get(internal_request_id)
         if trip is not None and trip.replica == replica_id.unique_id:
             self._end(internal_request_id)
@@ -69,7 +69,7 @@ class PrefixRequestRouter(RequestRouter):
             pending.args[0].progress.on_answer = partial(asyncio.get_running_loop().call_soon_threadsafe, self._fleet.answered, trip)
 
     def _end_if_cancelled(self, request_id: str, chosen: "asyncio.Future[RunningReplica]") -> None:
-        """Its client left before it was sent anywhere."""
+        """End the trip of a request whose client left before it was sent anywhere."""
         if chosen.cancelled():
             self._end(request_id)
 
@@ -80,7 +80,7 @@ class PrefixRequestRouter(RequestRouter):
 
 
 def _key(args: Sequence[object]) -> RoutingKey:
-    """Calls that are no requests of clients may go anywhere."""
+    """The key of a client's request; one that says nothing for other calls, which may go anywhere."""
     return args[0].key if args and isinstance(args[0], ForwardedRequest) else RoutingKey()
 
 
