@@ -45,7 +45,7 @@ class GroupMetadata:
 class AttentionMetadata:
     """The rows of one step, which lie one after the other; those that compute a single token come first.
 
-    sampled: where no other tokens' hidden states are wanted. Only for a model with `drops_unsampled`.
+    sampled: given if the hidden states of all other tokens are not wanted. Only for a model with `drops_unsampled`.
     """
 
     groups: tuple[GroupMetadata, ...]

@@ -21,7 +21,7 @@ _SIZES = {
 class ConfigFields(dict[str, Any]):
     """The fields of the text model; those of a multimodal checkpoint lie one level down. A missing one raises ModelLoadError.
 
-    So does, at once, a size that is none; null counts as missing.
+    A size that is not a positive integer raises it at once; a size of null counts as missing.
     """
 
     def __init__(self, config: Mapping[str, Any], family: str) -> None:
@@ -48,7 +48,7 @@ class ConfigFields(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
-    """Rotary frequencies theta^(-2j / head_dim) / factor. proportion: of the pairs j, from the first, that rotate; the others stay."""
+    """Rotary frequencies theta^(-2j / head_dim) / factor. proportion: the share of pairs j that rotate, the first ones; the others stay."""
 
     theta: float
     factor: float = 1.0

@@ -86,7 +86,7 @@ class Gemma3:
         self.ops = weights.ops
         text = weights.text()
         lm_head = Epilogue(softcap=config.final_logit_softcapping, out_dtype=torch.float32)
-        self.embedding = text.linear(config.hidden_size, lm_head, embed_tokens=config.vocab_size)  # read by rows, and multiplied by
+        self.embedding = text.linear(config.hidden_size, lm_head, embed_tokens=config.vocab_size)  # for look-ups and products
         scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype).item()
         self.embed = self.ops.fused(scaled(self.embedding.rows, scale, self.dtype))
         names = [f"layers.{i}" for i in range(len(config.layer_types))]
@@ -116,7 +116,7 @@ class Gemma3:
 
 
 class Block:
-    """Attention, then MLP; each between two norms and added to the residual stream. norm: the way in from the block before."""
+    """Attention, then MLP; each between two norms and added to the residual stream. norm: what lies before it."""
 
     def __init__(self, config: Gemma3Config, layer: int, weights: Weights, norm: AddNorm) -> None:
         self.layer_type = config.layer_types[layer]
@@ -138,7 +138,7 @@ def _norm_weight(weights: Weights, name: str, size: int) -> Tensor:
 
 
 def _add_norm(weights: Weights, end: str | None, start: str, config: Gemma3Config) -> AddNorm:
-    """Of the norms after one sublayer, if there is any, and before the next."""
+    """What lies between two sublayers: the norm after one, if there is any, the addition, and the norm before the next."""
     post = _norm_weight(weights, end, config.hidden_size) if end else None
     return AddNorm(post, _norm_weight(weights, start, config.hidden_size), config.rms_norm_eps)
 
@@ -153,7 +153,7 @@ def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
 
 
 def _rope(fields: ConfigFields, layer_type: str, default_theta: float) -> RopeParameters:
-    """Of a layer type, from `rope_parameters` or from the older flat fields, whose scaling is for full layers."""
+    """The rope of a layer type: from `rope_parameters`, or from the older flat fields, whose scaling is for full layers."""
     old_theta = "rope_theta" if layer_type == FULL else "rope_local_base_freq"
     scaling = fields.get("rope_scaling") if layer_type == FULL else None
     parameters = (fields.get("rope_parameters") or {}).get(layer_type) or scaling or {}

@@ -29,7 +29,7 @@ class Gemma4:
         self.ops = weights.ops
         text = weights.text()
         lm_head = Epilogue(softcap=config.final_logit_softcapping, out_dtype=torch.float32)
-        self.embedding = text.linear(config.hidden_size, lm_head, embed_tokens=config.vocab_size)  # read by rows, and multiplied by
+        self.embedding = text.linear(config.hidden_size, lm_head, embed_tokens=config.vocab_size)  # for look-ups and products
         scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype).item()
         self.embed = self.ops.fused(scaled(self.embedding.rows, scale, self.dtype))
         self.per_layer = PerLayerEmbedding(config, text) if config.per_layer_size else None
@@ -99,7 +99,7 @@ class PerLayerEmbedding:
 class Block:
     """Attention, MLP and per-layer embedding; each added to the residual stream, which is scaled at the end.
 
-    norm: the way in from the block before.
+    norm: what lies between the block before and this one.
     """
 
     def __init__(self, config: Gemma4Config, layer: int, weights: Weights, norm: AddNorm) -> None:
@@ -210,7 +210,7 @@ class PerLayerInput:
 
 
 def _joints(config: Gemma4Config, weights: Weights) -> Iterator[AddNorm]:
-    """The way into each layer and out of the last: the norm that ends one, its scalar, and the norm that begins the next."""
+    """What lies before each layer and after the last: the norm that ends one layer, its scalar, and the norm that begins the next."""
     end = "post_per_layer_input_norm" if config.per_layer_size else "post_feedforward_layernorm"
     yield _add_norm(config, weights, None, "layers.0.input_layernorm")
     for i in range(1, len(config.layer_types) + 1):

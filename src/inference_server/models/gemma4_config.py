@@ -37,7 +37,7 @@ class Gemma4Config:
     """Sizes and constants of one checkpoint; a size of 0 says that the part is not there.
 
     kinds: by layer type. num_kv_shared_layers: how many layers, the last ones, own no KV; shared_mlp_factor: how much wider their MLP
-    is. per_layer_vocab_size, per_layer_size: of the embedding table that has a row part for every layer.
+    is. per_layer_vocab_size: rows of the second embedding table, each of which has a part for every layer; per_layer_size: of such a part.
     """
 
     vocab_size: int

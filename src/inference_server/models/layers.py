@@ -1,7 +1,7 @@
 """The layers that families share: rotary angles, attention with normed heads, the gated MLP. Made from weights, called on activations.
 
-A sublayer is handed the residual stream, None before the first, and the output of the sublayer before, which has not joined the stream
-yet. It returns the stream that this output has joined, and its own output: so the addition and the norms before a product go with it.
+A sublayer is handed the residual stream, None before the first, and the output of the sublayer before, which is not added to it yet. It
+returns the stream with that output added, and its own output. So the addition and the norms before a product can be computed with it.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ OUTPUT = Epilogue(partial=True)  # of a sublayer: it goes to the addition and th
 
 
 def norm_weight(weights: Weights, name: str, size: int) -> Tensor:
-    """Of a checkpoint that stores the factor itself: fp32 [size], what the normed input is multiplied by."""
+    """fp32 [size], what the normed input is multiplied by, of a checkpoint that stores this factor itself."""
     return weights.take(f"{name}.weight", size, dtype=torch.float32)
 
 
@@ -62,7 +62,7 @@ class NormedHeadsAttention:
     """Grouped-query attention, queries and keys normed a head at a time.
 
     Query, key and value heads lie side by side, so that one operation norms, rotates and stores them. scale: what scores are
-    multiplied by; norm: the way in; norm_weight: reads what normed queries and keys are multiplied by.
+    multiplied by. norm: the addition and the norms before it. norm_weight: reads what normed queries and keys are multiplied by.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class NormedHeadsAttention:
 
 
 class GatedMLP:
-    """down(activation(gate(x)) * up(x)) (arXiv:2002.05202). norm: the way in."""
+    """down(activation(gate(x)) * up(x)) (arXiv:2002.05202). norm: the addition and the norms before it."""
 
     def __init__(self, weights: Weights, hidden_size: int, size: int, activation: Activation, norm: AddNorm) -> None:
         self.norm = norm

@@ -53,7 +53,7 @@ class Qwen3Config:
         fields.check(_BUILT)
         if unknown := set(fields.get("layer_types") or ()) - {FULL}:
             raise fields.refusal("layer type", min(unknown))
-        num_experts = fields.get("num_local_experts", fields.get("num_experts", 0))  # as transformers writes it now, and did before
+        num_experts = fields.get("num_local_experts", fields.get("num_experts", 0))  # transformers writes the first now, wrote the other
         return cls(
             vocab_size=fields["vocab_size"],
             hidden_size=fields["hidden_size"],
@@ -154,7 +154,7 @@ class SparseMLP:
 
 
 def _add_norm(weights: Weights, name: str, config: Qwen3Config) -> AddNorm:
-    """Before a sublayer; there is none after."""
+    """The addition and the norm before a sublayer; Qwen3 has no norm after it."""
     return AddNorm(None, norm_weight(weights, name, config.hidden_size), config.rms_norm_eps)
 
 

@@ -71,7 +71,7 @@ _FAMILIES = {
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json. Raises ModelLoadError if it cannot be read or is no model's."""
+    """The folder's config.json. Raises ModelLoadError if it cannot be read or is not a model's configuration."""
     path = folder / "config.json"
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

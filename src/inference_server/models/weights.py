@@ -1,6 +1,6 @@
 """`Weights`: what a model's constructor takes its tensors from, by checkpoint name.
 
-Taking states the shape, so a missing or misshapen tensor stops the load at once, and what nobody took stops it at the end.
+Taking a tensor states its shape, so a missing or misshapen one stops the load at once, and one that nobody took stops it at the end.
 A tensor is read straight into the place it will keep, on the device and in its dtype. Matrices come as linear layers, made by
 the set of operations chosen for this machine.
 """
@@ -61,7 +61,7 @@ class Weights:
     """A checkpoint seen from one of its name prefixes. All tensors come on `device`, in `dtype` unless another is asked for.
 
     ops: the operations for this device, which the model takes from here too. host_table: makes a lookup for ids on the device of a
-    table that stays in the host's memory; None keeps tables on the device too. quantize: linear layers to int8, as each is read.
+    table that stays in the host's memory; None keeps tables on the device too. quantize: turn each linear layer to int8 as it is read.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Weights:
         return self.at(next((prefix for prefix in _TEXT_PREFIXES if f"{prefix}.embed_tokens.weight" in self), "model"))
 
     def unquantized(self) -> "Weights":
-        """The same view, for layers that stay as they are: routers, where a small error is another expert."""
+        """The same view, for layers that stay as they are: routers, where a small error picks another expert."""
         view = copy(self)
         view._quantize = False
         return view
@@ -138,7 +138,7 @@ class Weights:
         return self.ops.linear(quantize_weight(weight) if self._quantize else weight, epilogue)
 
     def table(self, name: str, rows: int, width: int) -> Lookup:
-        """The matrix of this name, of which only rows are ever read."""
+        """A lookup of the rows of the matrix of this name, of which nothing else is ever read."""
         if self._host_table is None:
             return partial(functional.embedding, weight=self.take(name, rows, width))
         table = torch.empty(rows, width, dtype=self.dtype)
@@ -146,7 +146,7 @@ class Weights:
         return self._host_table(table)
 
     def skip(self, *names: str) -> None:
-        """Tensors below these names, if there are any, are known and not needed."""
+        """Note that tensors below these names, if there are any, are not needed."""
         self._skipped += [f"{self._prefix}{name}." for name in names]
 
     def check_all_taken(self) -> None:
