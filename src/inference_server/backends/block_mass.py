@@ -1,4 +1,4 @@
-"""`BlockMass`: how much decoding rows have attended to each block of the full-attention layers, on the device and now and then off it.
+"""`BlockMass`: how much decoding rows have attended to each block of the full-attention layers; now and then copied to the host.
 
 Attention adds to it (`reference.bind_attention`), evictions are ranked by it (`kv_cache.eviction.H2O`). Knows no request but those of
 the plan at hand.

@@ -49,10 +49,10 @@ class CudaGraphPool:
         self._memory = torch.cuda.graph_pool_handle()
 
     def capture(self, launches: Mapping[Hashable, Callable[[], None]]) -> None:
-        """Capture them in their order; the largest should come first, whose memory then serves the others.
+        """Capture them in their order; the largest should come first, so that its memory serves the others.
 
         Each is run once before, for kernels that are compiled or chosen at their first call, and replayed once, since the first replay
-        also sends the graph to the device, which takes most of a millisecond of a prompt's.
+        also sends the graph to the device, which would cost a prompt most of a millisecond.
         """
         for key, launch in tqdm(launches.items(), desc="capturing CUDA graphs", unit="graph", disable=None):
             launch()

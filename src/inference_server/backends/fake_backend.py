@@ -26,7 +26,7 @@ _PRIME = 2**61 - 1
 
 @dataclass(frozen=True, slots=True)
 class FakeStep:
-    """A launched step. The lists run in parallel with the plan's rows. draws: what picks the token, -1 where a row does not sample."""
+    """A launched step. The lists run in parallel with the plan's rows. draws: what picks each row's token, -1 where it does not sample."""
 
     step_id: int
     slots: tuple[int, ...]

@@ -73,7 +73,7 @@ class InputBatch:
         self._rows: list[ScheduledRequest] = []  # of the step before, and their slots
         self._slots = np.zeros(0, dtype=np.int64)
         self._tenants: list[ScheduledRequest | None] = [None] * max_rows
-        self._stays = [0] * max_rows  # the tenant's preemptions when its blocks were copied: it returns with others
+        self._stays = [0] * max_rows  # the tenant's preemptions when its blocks were copied: after another it has new ones
         self._token_offset = Sections.size(max_rows)
         self._staging = Staging(self._token_offset + max_tokens + 2 * _MAX_NEW_BLOCKS, device)
         self._sides = [StagedRows(buffer, max_rows) for buffer in self._staging.sides]
@@ -118,7 +118,7 @@ class InputBatch:
             self._tables.view(-1)[sent[stop : stop + num_new]] = sent[stop + num_new : stop + 2 * num_new]
 
     def inputs(self, shape: StepShape, plan: StepPlan | None = None) -> ModelInputs:
-        """The views that a forward of this shape reads. plan: the step, where it is run at once and has no padding; else bounds do."""
+        """The views that a forward of this shape reads. plan: the step, if it runs at once and without padding; None takes upper bounds."""
         tokens, num_rows = shape.num_tokens, shape.num_rows
         if plan is None:
             starts = list(range(num_rows + 1)) if shape.only_singles else [0] * num_rows + [tokens]
@@ -139,7 +139,7 @@ class InputBatch:
         return ModelInputs(rows, places, known_ids, metadata, sections.sampled_tokens[:num_rows])
 
     def place(self, inputs: ModelInputs) -> None:
-        """Work out the tokens of the staged step."""
+        """Fill `places` with the ids, positions and slots of the staged step's tokens."""
         self._ops.place_tokens(inputs.rows, inputs.known_ids, self.newest_ids, self._tables, self._block_size, inputs.places)
 
     def _sampled(self, sections: Sections, count: int, plan: StepPlan | None) -> SampledTokens:
@@ -154,7 +154,7 @@ class InputBatch:
         return SampledTokens(sections.sampled_tokens[:count], AttentionMetadata(self._groups(nothing_to_store, rows, measured=False)))
 
     def _groups(self, slot_mapping: Tensor, rows: StepRows, measured: bool = True) -> tuple[GroupMetadata, ...]:
-        """measured: add to the mass. Rows of sampled tokens do not, since nothing tells those of prompts from those that decode."""
+        """measured: whether to add to the mass. Rows of sampled tokens do not: nothing tells those of prompts from those that decode."""
         return tuple(
             GroupMetadata(mapping, self._bind_attention(table, rows, window, measured))
             for mapping, table, window in zip(slot_mapping, self._tables, self._windows, strict=True)
@@ -165,14 +165,14 @@ class InputBatch:
         return self._ops.bind_attention(block_tables, rows, window, self._block_size, block_mass)
 
     def _slots_of(self, plan: StepPlan) -> IntArray:
-        """The very array of the step before where its rows go on: `StagedRows` goes by that."""
+        """The rows' slots: where the rows of the step before go on, that step's array object, by which `StagedRows` knows them."""
         if not plan.repeats(self._rows):
             self._rows = plan.requests
             self._slots = np.array([request.slot for request in plan.requests], dtype=np.int64)
         return self._slots
 
     def _settle(self, requests: Sequence[ScheduledRequest]) -> None:
-        """Forget the blocks of whoever was in the slots of new or returning tenants."""
+        """Forget which blocks are known of slots whose tenant is new or has come back."""
         tenants, stays = self._tenants, self._stays
         for request in requests:
             slot = request.slot

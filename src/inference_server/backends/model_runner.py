@@ -20,7 +20,7 @@ from inference_server.sampling.logprobs import Scores, score_prompts, scores_pro
 from inference_server.sampling.token_rows import Sampled, SamplingRows, TokenSampling
 
 _NO_GRAPHS = GraphSizes((), ())
-_FEW_SAMPLED = 16  # rows of padding are nearly free up to the kernels for few rows, and prompts mostly end one by one
+_FEW_SAMPLED = 16  # up to so many, the kernels for few rows make padding nearly free; and prompts mostly end one by one
 
 
 class ModelRunner:
@@ -37,7 +37,7 @@ class ModelRunner:
         self._graphs: CudaGraphPool | None = None
 
     def launch(self, plan: StepPlan) -> dict[int, list[Scores]]:
-        """Enqueue the forward. The scores of prompt tokens, by row of the plan, where requests want them."""
+        """Enqueue the forward. Returns the scores of prompt tokens, by row of the plan, where requests want them."""
         self.num_steps += 1
         scored = scores_prompts(plan)
         shape = None if scored else self._captured_shape(plan)  # a captured forward keeps only what is sampled from

@@ -1,7 +1,7 @@
 """`PagedBackend`: the hand-written models over the paged KV arena, on CUDA, MPS or the CPU.
 
 It owns the weights and the arena and counts the memory that steps will take. A step is: block copies, the runner's forward, the choice of
-tokens, and their way back. What a row may attend to is the plan's business, what a token costs the model's.
+tokens, and their way back. What a row computes is decided by the plan, how it is computed by the model.
 """
 
 import logging
@@ -110,7 +110,7 @@ class PagedBackend:
         with step_errors(), torch.inference_mode():
             token_ids, step.scores = runner.sample(step.sampling.masked(step.rows, masks))
             step.block_mass = None if self._block_mass is None else self._block_mass.after_step()
-            step.returned = self._returns.enqueue(token_ids)  # what is on its way before has come with it
+            step.returned = self._returns.enqueue(token_ids)  # scores and mass, enqueued before, arrive no later
 
     def collect(self, step: PagedStep) -> StepResult:
         assert step.returned is not None, "sample comes first"

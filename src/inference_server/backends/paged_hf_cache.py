@@ -20,7 +20,7 @@ from inference_server.core.request import BlockTable
 class GroupIndex:
     """One forward's places in one layer group, for R rows of Q new tokens each and up to P past tokens.
 
-    write_rows [N]: which of the R * Q new tokens are kept; the N others have left the window already. write_blocks and
+    write_rows [N]: which of the R * Q new tokens are kept; the others have left the window already. write_blocks and
     write_offsets [N]: where they go. read_blocks and read_offsets [R, P]: where the past lies, 0 for padding.
     mask [R, 1, Q, P + Q]: 0 where a query may attend and the lowest finite value where not; past first, then the new tokens.
     """

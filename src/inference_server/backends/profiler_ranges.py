@@ -1,4 +1,4 @@
-"""Ranges by which torch's profiler, and on CUDA Nsight Systems and its like, find what the engine's thread was doing."""
+"""Named ranges that show what the engine's thread was doing in torch's profiler and, on CUDA, in Nsight Systems and its like."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,7 +13,7 @@ def ranges_on(device: str) -> Callable[[str], AbstractContextManager[object]]:
 
 
 def _for_torch(name: str) -> AbstractContextManager[object]:
-    """`record_function` takes its 8 us also when nobody profiles."""
+    """`record_function` would take its 8 us even when nobody profiles."""
     return record_function(name) if torch.autograd._profiler_enabled() else nullcontext()  # type: ignore[attr-defined]
 
 

@@ -19,7 +19,7 @@ _NEWEST = -1  # instead of an id: the newest one of the row's slot
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The size of a forward, padding included. only_singles: every row computes one token; else those of the padding compute none.
+    """The size of a forward, padding included. only_singles: every row computes one token; if not, rows of padding compute none.
 
     num_sampled: how many tokens the layers without KV of their own see; None for all.
     """
@@ -50,7 +50,7 @@ class Sections(NamedTuple):
         return cls(buffer[:first], *(buffer[i : i + max_rows] for i in range(first, cls.size(max_rows), max_rows)))
 
     def write(self, shape: StepShape, slots: IntArray, counts: IntArray, ends: IntArray, samples: NDArray[np.bool_]) -> None:
-        """Rows and what they sample, then padding."""
+        """Write the rows and which of their tokens are sampled from, then padding."""
         rows, padding = len(slots), slice(len(slots), shape.num_rows)
         null_slot = len(self.slots)
         self.cu_seqlens[0] = 0
@@ -83,7 +83,7 @@ class StagedRows:
         self._shape: StepShape | None = None
 
     def write(self, plan: StepPlan, shape: StepShape, slots: IntArray, ends: IntArray) -> None:
-        """slots, ends: of the plan's rows. Slots are the very array of a call before where rows that all decoded go on decoding."""
+        """slots, ends: of the plan's rows. slots: the array object of the call before if all its rows decoded and go on."""
         if self._slots is slots and self._shape == shape:
             self._sections.seq_lens[: len(ends)] = self._sections.sampled_lens[: len(ends)] = ends
             return

@@ -15,7 +15,7 @@ _NUM_SIDES = 2
 class Staging:
     """device: int32 [size], where the numbers arrive. Its address never changes, so captured launches may read it.
 
-    sides: the host's memory, int32 [size] each; who writes them may count on what they wrote there before.
+    sides: the host's memory, int32 [size] each; a side still holds what was written to it before.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -64,7 +64,7 @@ class Returns:
         self._free: list[ReturnedIds] = []
 
     def enqueue(self, ids: Tensor) -> ReturnedIds:
-        """ids: int64 [count] on the device. Also with count 0 the answer's end is the end of all that was enqueued before."""
+        """ids: int64 [count] on the device. Even with count 0, `wait` for the result waits for all that was enqueued before."""
         if not self._on_cuda:
             return ReturnedIds(ids.to("cpu", copy=True), len(ids))
         target = self._free.pop() if self._free else self._allocate()

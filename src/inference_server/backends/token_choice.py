@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class TokenChoice:
-    """hidden [max_rows, hidden_size], in every call, is the same memory: its first rows are the sampling rows."""
+    """hidden: [max_rows, hidden_size], the same memory in every call; its first rows are those of the sampling rows."""
 
     def __init__(self, model: Model, batch: InputBatch, sampler: TokenSampling) -> None:
         self._model = model
         self._batch = batch
         self._sampler = sampler
         self._ids = torch.zeros(batch.max_rows, dtype=torch.int64, device=batch.newest_ids.device)
-        self._unchanged: list[SamplingParams | None] = [None] * batch.max_rows  # by slot: parameters known to ask for nothing else
+        self._unchanged: list[SamplingParams | None] = [None] * batch.max_rows  # by slot: parameters that change no logits
         self._params: list[SamplingParams] = []  # of the rows that were drawn as they are, and their slots
         self._slots: Sequence[int] = ()
         self._capturable: DeviceSampler | None = None

@@ -27,7 +27,7 @@ from inference_server.sampling.token_rows import SamplingRows, TokenSampling
 
 @dataclass(slots=True)
 class TorchStep:
-    """A launched step. rows: indices in the plan of the rows that sample; `sampling` and `logits` [S, V] follow it."""
+    """A launched step. rows: indices in the plan of the S rows that sample, in the order of `sampling` and of `logits` [S, V]."""
 
     step_id: int
     num_rows: int
