@@ -17,11 +17,11 @@ from inference_server.kernels.quantize import QuantizedWeight
 from inference_server.kernels.step_rows import StepRows, TokenPlaces
 
 TokenMap = Callable[[Tensor], Tensor]
-"""A tensor [tokens, ...] to another, each token for itself."""
+"""From a tensor [tokens, ...] to another; what it makes of a token depends on that token alone."""
 
 
 class Activation(StrEnum):
-    """Of gated MLPs; gelu by its tanh approximation (arXiv:1606.08415)."""
+    """The activation of a gated MLP; gelu by its tanh approximation (arXiv:1606.08415)."""
 
     GELU_TANH = "gelu_tanh"
     SILU = "silu"
@@ -48,7 +48,7 @@ PLAIN = Epilogue()
 
 @dataclass(frozen=True, slots=True)
 class AddNorm:
-    """The way from one sublayer into the next: stream = (stream + norm(update) * post) * scale, then norm(stream) * pre is read.
+    """What lies between one sublayer and the next: stream = (stream + norm(update) * post) * scale; the next reads norm(stream) * pre.
 
     post, pre: fp32 [size], or None for no norm there: Gemma norms both sides of a sublayer, other families its input. scale: Gemma 4's
     layer scalar, 1 elsewhere.
@@ -69,7 +69,7 @@ class Linear(Protocol):
 
     def rows(self, ids: Tensor) -> Tensor:
         """The embedding lookup of a tied output head: the weight rows `[T, K]` of `ids` `[T]`. Those of int8 weights are float32, or
-        rounded once to what activations are."""
+        rounded once to the dtype of activations."""
         ...
 
 

@@ -15,7 +15,7 @@ _ROWS_AT_ONCE = 8192  # bounds the float32 copy that quantising takes
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A matrix `[N, K]` as `values` * `scales`: int8 [N, K] and float32 [N]. dtype: what it was."""
+    """A matrix `[N, K]` as `values` * `scales`: int8 [N, K] and float32 [N]. dtype: of the matrix that was quantised."""
 
     values: Tensor
     scales: Tensor
@@ -44,6 +44,6 @@ def quantize_groups(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 def _quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     largest = x.abs().amax(1)
-    levels = torch.full_like(largest, LEVELS)  # a number over a tensor would be a rounded reciprocal, times the number
+    levels = torch.full_like(largest, LEVELS)  # torch divides a number by a tensor through a rounded reciprocal
     factors = torch.where(largest > 0, levels / largest, 0.0)
     return (x * factors[:, None]).round().to(torch.int8), largest / levels

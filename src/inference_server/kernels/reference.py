@@ -70,8 +70,8 @@ def linear(weight: Tensor | QuantizedWeight, epilogue: Epilogue = PLAIN) -> Fuse
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root mean square norm over the last dimension, in fp32, returned in x's dtype (arXiv:1910.07467).
 
-    weight: fp32, what the normed x is multiplied by; any shape that broadcasts to x. As few operations as it takes: on a few rows
-    each costs its dispatch, and torch's own rms_norm is seven of them on a CPU.
+    weight: fp32, what the normed x is multiplied by; any shape that broadcasts to x. It is made of as few operations as possible: on a
+    few rows each costs its dispatch, and torch's own rms_norm is seven of them on a CPU.
     """
     wide = x.float()
     normed = (wide * wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()).mul_(weight)
@@ -110,9 +110,9 @@ def norm_rotate_store(
 ) -> Tensor:
     """From the qkv projection to what attention needs: queries returned [tokens, num_heads, head_dim], keys and values stored.
 
-    qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values; without `slots` queries only. values_are_keys: the
-    values are left out, the keys before norm and rotation are the values too.
-    weight: fp32 [heads, head_dim], the norm of so many heads: of queries and keys, or of all. Queries and keys are rotated by `rope`.
+    qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values; without `slots` queries only. values_are_keys: qkv
+    has no values, and the keys before norm and rotation are the values too.
+    weight: fp32 [heads, head_dim], for the heads that are normed: queries and keys, or all. Queries and keys are rotated by `rope`.
     """
     num_kv_heads = slots.key.shape[2] if slots else 0
     if values_are_keys:
@@ -143,7 +143,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def route(scores: Tensor, top_k: int, normalize: bool, expert_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The top_k experts of each token and their weights, both [tokens, top_k], for the router's fp32 scores [tokens, experts].
 
-    The weights are probabilities among all experts; normalize makes them sum to 1. expert_scale: fp32 [experts], multiplies them then.
+    The weights are probabilities among all experts; normalize makes them sum to 1. expert_scale: fp32 [experts], multiplies them last.
     """
     weights, expert_ids = scores.softmax(-1).topk(top_k, dim=-1)
     if normalize:
@@ -239,7 +239,7 @@ def place_tokens(rows: StepRows, known_ids: Tensor, newest_ids: Tensor, block_ta
 def keep_tokens(ids: Tensor, slots: Tensor, newest_ids: Tensor, out: Tensor) -> None:
     """Keep the sampled ids, int64 [rows], as the newest ones of their slots, int32 [rows], and in the first places of `out`.
 
-    newest_ids: int64 [slots]. Of rows of one slot, the padding's, any may win.
+    newest_ids: int64 [slots]. Where several rows have the same slot, that of padding, any of them may win.
     """
     out[: len(ids)] = ids
     newest_ids[slots] = ids
@@ -248,6 +248,6 @@ def keep_tokens(ids: Tensor, slots: Tensor, newest_ids: Tensor, out: Tensor) -> 
 def fused(function: TokenMap) -> TokenMap:
     """The same function, in as few launches as a set can make of it: here as it is.
 
-    It consists of PyTorch's operations alone, and what it reads beside its argument, such as weights, stays what it is.
+    function: made of PyTorch's operations alone; what it reads beside its argument, such as weights, never changes.
     """
     return function

@@ -85,7 +85,7 @@ class PagedAttention:
 class MassAttention:
     """Any attention bound to a step, and the mass that its rows of one token add to `block_mass` (see `reference.bind_attention`).
 
-    Probabilities are computed here once more, keys read twice, so it serves every set of operations that has no kernel for it.
+    It computes the probabilities a second time and so reads the keys twice; it serves every set of operations without a kernel for this.
     """
 
     def __init__(

@@ -18,7 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 def select_ops(device: torch.device, dtype: torch.dtype, torch_compile: bool = False) -> Ops:
-    """dtype: of the weights and the KV cache. torch_compile: of what our kernels leave to PyTorch; ModelLoadError where there are none."""
+    """dtype: of the weights and the KV cache. torch_compile: compile what our kernels leave to PyTorch.
+
+    Raises ModelLoadError for torch_compile where CUDA or Triton is missing.
+    """
     if device.type == "cuda" and find_spec("triton"):
         from inference_server.kernels.gpu.ops import TritonOps
 
@@ -30,7 +33,10 @@ def select_ops(device: torch.device, dtype: torch.dtype, torch_compile: bool = F
 
 
 def select_host_table(device: torch.device) -> Callable[[Tensor], Callable[[Tensor], Tensor]] | None:
-    """What makes a lookup of a table that stays in the host's memory; None where the device has no other. Raises ModelLoadError."""
+    """What makes a lookup of a table that stays in the host's memory; None where the device computes in that memory anyway.
+
+    Raises ModelLoadError where Triton is missing.
+    """
     if device.type != "cuda":
         logger.info("PLE_OFFLOAD changes nothing on %s, which computes in the host's memory", device)
         return None

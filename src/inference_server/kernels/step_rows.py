@@ -1,4 +1,4 @@
-"""`StepRows`: where the rows of a step lie in its flat batch, for attention that plans on the host and for kernels that look it up.
+"""`StepRows`: where the rows of a step lie in its flat batch, on the host for planning and on the device for kernels that look it up.
 
 Lengths that the host has are handed on from the host, so that nothing waits for the device to read them back.
 """
@@ -13,9 +13,9 @@ from torch import Tensor
 class StepRows:
     """Where the rows of a step begin and how long they are, on the host and on the device; the first num_single have one token.
 
-    Of a launch that is captured for later steps the host has bounds: the lengths are the longest there can be, num_single counts the rows
-    that may have one token, and the last row stands for those that may have more.
-    slots: int32 [rows], the line of the block tables that is each row's; None where row i's is line i.
+    For a launch that is captured for later steps the host's values are bounds: the lengths are the longest there can be, num_single
+    counts the rows that may have one token, and the last row stands for those that may have more.
+    slots: int32 [rows], each row's line in the block tables; None where that of row i is line i.
     """
 
     starts: list[int]

@@ -1,8 +1,8 @@
 """The attention mass of blocks in Triton: what rows of one token attend to, added up by block of the cache for `H2O`.
 
-Beside decode attention and apart from it, so that it costs nothing where nobody asks: keys are read once more, values are not. As there,
-the grid is fixed on the host and lengths are read on the device, so a captured launch serves any context. The reference is
-`MassAttention`. Importing this needs Triton.
+Its launches are separate from those of decode attention, so that it costs nothing where nobody asks for it; they read the keys once more,
+and no values. As there, the grid is fixed on the host and lengths are read on the device, so a captured launch serves any context. The
+reference is `MassAttention`. Importing this needs Triton.
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ from math import ceil
 import torch
 
 MAX_SPLITS = 128
-MAX_PARTS = 1024  # of all rows: in a graph each is a program, also of a row too short to have it
+MAX_PARTS = 1024  # of all rows together: in a graph each is a program, even for a row too short to have it
 MEASURED_SHARED_BYTES = 227 * 1024  # what a program may use on the measured card
 
 
@@ -18,7 +18,7 @@ MEASURED_SHARED_BYTES = 227 * 1024  # what a program may use on the measured car
 class DecodeLaunch:
     """block_n: keys of a tile. programs: how many it takes to fill the card. min_keys: the fewest keys worth a program of their own.
 
-    long_keys: rows with more keys are cut also where there are rows enough, so that none outlasts the others by much.
+    long_keys: rows with more keys are split even where rows alone fill the card, so that none outlasts the others by much.
     """
 
     block_n: int
@@ -40,8 +40,8 @@ class DecodeLaunch:
 class PrefillLaunch:
     """block_m: rows of a tile, queries times the heads that share a KV head. block_n: keys of a tile.
 
-    value_dim: dimensions of the result that one program computes. Fewer than head_dim leave registers for more rows, and the scores are
-    computed once for each part.
+    value_dim: dimensions of the result that one program computes. Fewer than head_dim leave registers for more rows, but the scores are
+    then computed once for each part.
     """
 
     block_m: int

@@ -1,7 +1,7 @@
 """The few tokens of a row that top-k, top-p and min-p may leave, gathered without sorting and without a pass for each bit of a threshold.
 
-Tokens are counted by bins of their distance from the row's maximum, which tells from where on nothing can be in the set. What is above
-that (a few hundred of 262,144 as a rule) is gathered in the order of its ids. The exact set is `kernels.gpu.restricted_draw`'s to find.
+Tokens are counted by bins of their distance from the row's maximum, which shows beyond which distance no token can be in the set. Nearer
+tokens (a few hundred of 262,144 as a rule) are gathered in the order of their ids; `kernels.gpu.restricted_draw` finds the exact set.
 """
 
 from typing import NamedTuple
@@ -19,10 +19,10 @@ _BIN_OFFSET = tl.constexpr(((127 - 8) << 3) - 1)
 
 
 class Candidates(NamedTuple):
-    """values: float32 [R, capacity], logits less the row's maximum, by the temperature; ids: int32 [R, capacity], ascending.
+    """values: float32 [R, capacity], logits less the row's maximum, divided by the temperature; ids: int32 [R, capacity], ascending.
 
-    found: int32 [R, parts + 2], where each part's candidates begin, their number, and the last bin that may hold any. A row with more
-    than fit has none. masses: int64 [R, parts], weights of all tokens, of rows with a top-p.
+    found: int32 [R, parts + 2], where each part's candidates begin, the row's number of them, and the last bin that may hold any. For a
+    row with more than fit none are gathered. masses: int64 [R, parts], the weight of each part's tokens, for rows with a top-p.
     """
 
     values: Tensor
@@ -63,7 +63,7 @@ def gather_candidates(
 
 @triton.jit
 def token_weights(values):
-    """`sampling.nucleus.token_weights` of values whose maximum is 0: the same operations, so launched without fused multiply-adds."""
+    """`sampling.nucleus.token_weights` of values whose maximum is 0: the same operations, so never launched with fused multiply-adds."""
     exponents = tl.maximum(values, -64.0) * 1.4426950216293335
     whole = tl.floor(exponents)
     fractions = exponents - whole
@@ -78,7 +78,7 @@ def token_weights(values):
 
 @triton.jit
 def scaled(logits, ids, in_range, highest, temperature):
-    """Logits of a row's ids, its highest at 0, by the temperature; -inf out of range."""
+    """Logits of a row's ids less its highest, divided by the temperature; -inf out of range."""
     values = tl.load(logits + ids, mask=in_range, other=float("-inf"))
     return tl.div_rn(values - highest, temperature)
 

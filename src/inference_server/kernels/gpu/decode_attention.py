@@ -2,7 +2,7 @@
 
 A program takes one KV head with all query heads that share it, so every key and value is loaded once. How many programs a row
 gets is fixed on the host from upper bounds; how its keys are dealt to them is read on the device, so a captured launch serves any
-context. Each part keeps its softmax's logarithm, as in Flash-Decoding, and a second kernel weighs the parts together. The reference is
+context. Each part keeps the logarithm of its softmax's sum, as in Flash-Decoding, and a second kernel weighs the parts. The reference is
 `reference.paged_attention`. Importing this needs Triton.
 """
 
@@ -17,9 +17,9 @@ from inference_server.kernels.gpu.launch import overlaps_launches
 
 LOG2_E = 1.4426950408889634
 MIN_DOT_ROWS = 16  # the smallest tile of queries that the tensor cores take
-FEW_SPLITS = 16  # the reduction is compiled for at most so many parts, and for any number
+FEW_SPLITS = 16  # the reduction is compiled twice, for at most so many parts and for any number
 REDUCE_DIMS = 64  # dimensions of a head that one program of the reduction handles
-MANY_HEADS = 64  # of all rows: then a program takes four times the dimensions, since most have nothing to do and only cost their start
+MANY_HEADS = 64  # of all rows: from here on a program of the reduction takes 4 * REDUCE_DIMS, since most only cost their start
 
 
 def decode_attention(
@@ -159,7 +159,7 @@ def _decode_kernel(
     inside = tl.maximum(tl.minimum(position, stop - 1), 0)  # past the end the last key is read again, so free blocks never are
     block = tl.load(table + inside // BLOCK_SIZE)
     if EARLY:
-        gdc_wait()  # queries, keys and values are the kernel's before; what was read until here is the step's
+        gdc_wait()  # the kernel before writes queries, keys and values; what was read until here belongs to the step
     if (next_token - token != 1) | (split >= num_splits):
         return
 
@@ -220,8 +220,8 @@ def _reduce_kernel(
     token, next_token, length = tl.load(cu_seqlens_ptr + row), tl.load(cu_seqlens_ptr + row + 1), tl.load(seq_lens_ptr + row)
     _, _, num_splits = parts_of_row(length, max_splits, min_keys, WINDOW, BLOCK_N)
     if EARLY:
-        gdc_wait()  # metadata was there before; what follows is the other kernel's
-        gdc_launch_dependents()  # not before: the weights that these load would be in the way of keys and values
+        gdc_wait()  # metadata was there before; what follows is written by the other kernel
+        gdc_launch_dependents()  # not earlier: the weights that these load would get in the way of keys and values
     if (next_token - token != 1) | (num_splits == 1):
         return
     split = tl.arange(0, SPLITS)

@@ -1,4 +1,4 @@
-"""An int8 weight in the dtype of activations: some of its rows, or all, for products of so many rows that the library should do them."""
+"""An int8 weight in the dtype of activations: the rows of a lookup, or all, for products of so many rows that the library is faster."""
 
 import torch
 import triton

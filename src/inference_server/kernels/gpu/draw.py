@@ -1,4 +1,4 @@
-"""One token a row without a pass over the vocabulary for the noise: greedy, or by Gumbel-max with the noise of (seed, position, token id).
+"""One token a row: greedy, or by Gumbel-max with the noise of (seed, position, token id), made on the way without a pass of its own.
 
 The uniform numbers are those of `sampling.noise`, bit for bit; logarithms may differ in the last bit between devices. Three launches read
 the logits twice. Which tokens a row may draw is the caller's: forbidden ones have a logit of -inf.
@@ -43,7 +43,7 @@ def part_maxima(logits: Tensor) -> Tensor:
 def draw_rows(
     logits: Tensor, maxima: Tensor, temperatures: Tensor, keys: Tensor, drawn: Tensor, restricted: Tensor | None = None
 ) -> Tensor:
-    """`draw` into `drawn` [R] int64, which it returns, but for the rows where `restricted` [R] int32 is not 0."""
+    """`draw` into `drawn` [R] int64, which it returns, except for rows where `restricted` [R] int32 is not 0."""
     return _select(logits, maxima, temperatures, keys, restricted, drawn, True)
 
 
@@ -170,7 +170,7 @@ def _draw_kernel(
 
 @triton.jit
 def _pick_kernel(values, ids, restricted, drawn, vocab, parts, PARTS: tl.constexpr, SOME: tl.constexpr, OVERLAP: tl.constexpr):
-    """The id is one of the vocabulary also where no logit is a number."""
+    """The id is one of the vocabulary even where no logit is a number."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

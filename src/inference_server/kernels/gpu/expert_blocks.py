@@ -16,7 +16,7 @@ _SCAN = 8192  # pairs that a program looks through
 
 
 class ExpertBlocks(NamedTuple):
-    """experts: int32 [blocks], whose block it is; -1 behind the last. pairs: int32 [blocks * size], token * top_k + choice, or -1."""
+    """experts: int32 [blocks], each block's expert; -1 behind the last. pairs: int32 [blocks * size], token * top_k + choice, or -1."""
 
     experts: Tensor
     pairs: Tensor
@@ -82,7 +82,9 @@ def _place_kernel(
     BINS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Grid: experts, scans. The expert's place is behind the blocks of those before it, the scan's behind the expert's pairs before it."""
+    """Grid: experts, scans. An expert's blocks follow those of the experts before it; in them, the pairs of a scan follow those of scans
+    before it.
+    """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

@@ -19,7 +19,7 @@ from inference_server.kernels.gpu.few_rows import padded_rows
 from inference_server.kernels.gpu.launch import LaunchConfig, overlaps_launches, tuning
 from inference_server.kernels.ops import Activation
 
-MAX_FEW_ROWS = 16  # of Qwen3, 32 rows choose seven experts of eight, so that looking for them saves little reading
+MAX_FEW_ROWS = 16  # in Qwen3, 32 rows choose seven eighths of the experts, so that looking for those saves little reading
 MAX_BLOCK = 128  # pairs of a tile
 
 
@@ -119,7 +119,7 @@ class TritonExperts:
 
 
 def default_config(rows: str, k: int, gated: bool, itemsize: int) -> LaunchConfig:
-    """rows: "1", "sorted" and the size of the blocks, or the padded number of a few. itemsize: of a weight."""
+    """rows: "1"; "sorted" and the size of the blocks; or the padded number of a few rows. itemsize: of a weight."""
     if rows == "1":
         return LaunchConfig(rows=2 if gated else 1, block_k=min(1024, triton.next_power_of_2(k)), num_warps=4)
     block_k = min(128 // itemsize if rows.startswith("sorted") else 128, max(16, triton.next_power_of_2(k)))

@@ -1,7 +1,7 @@
 """A linear layer of 2 to 256 rows, where reading the weight once is most of the time or much of it: y = epilogue(x @ W.T), in one launch.
 
-It goes through the matrix units, with x as the narrow operand. Sums are in float32 and rounded once. Programs may take turns at the
-tiles, so that each waits for its first loads only once. A weight may be int8 with a float32 scale for each output feature: it is widened
+It goes through the matrix units, with x as the narrow operand. Sums are in float32 and rounded once. A program may compute several tiles
+in turn, so that it waits for its first loads only once. A weight may be int8 with a float32 scale for each output feature: it is widened
 in registers. Where only the highest feature of a row is wanted, a tile writes its best and no y.
 """
 
@@ -18,7 +18,7 @@ from inference_server.kernels.gpu.launch import LaunchConfig, overlaps_launches
 from inference_server.kernels.ops import Epilogue
 
 MAX_ROWS = 256  # that one tile may have
-PREFETCH_LINES = 4  # of a weight row, of 128 bytes, asked for while the kernel before still runs: with more it takes longer
+PREFETCH_LINES = 4  # lines of 128 bytes of a weight row, asked for while the kernel before still runs: more take longer
 
 
 def padded_rows(rows: int) -> int:
@@ -31,7 +31,8 @@ def few_rows(
 ) -> Tensor:
     """`FusedLinear` for x [M, K], M <= 256; x and weight contiguous.
 
-    With `config.splits` > 1, which takes an epilogue that does nothing to the sums and is partial: the sums [splits, M, N] in float32.
+    With `config.splits` > 1 it returns the partial sums [splits, M, N] in float32. Raises ValueError then, unless the epilogue is partial
+    and does nothing else to them.
     """
     m, n = len(x), _num_features(weight, epilogue)
     if config.splits == 1:
@@ -67,7 +68,7 @@ def _launch(
     y: Tensor,
     ids: Tensor | None,
 ) -> None:
-    """Into y, or into y and ids the highest of each tile and its feature, [M, tiles]."""
+    """Write the layer's result into y; with ids, the highest of each tile into y and its feature into ids, both [M, tiles]."""
     m, k = x.shape
     n = _num_features(weight, epilogue)
     split_k = triton.cdiv(triton.cdiv(k, config.splits), config.block_k) * config.block_k
@@ -132,7 +133,7 @@ def _few_rows_kernel(
 ):
     """The weight is the left operand, so that few rows of x pad only the narrow side: accumulators are [weight rows, BLOCK_M].
 
-    Grid: tiles of x, which read the same weights side by side; tiles of the weight, or those who take turns at them; splits.
+    Grid: tiles of x, which read the same weights side by side; tiles of the weight, or the programs that take turns at them; splits.
 
     Gated, the weight rows are those of the features' gates, then of their ups: one product of twice the height.
     """
@@ -186,7 +187,7 @@ def _few_rows_kernel(
 
 @triton.jit
 def _prefetch(weight, first_k, first, n, K: tl.constexpr, ROWS: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr, GATED: tl.constexpr):
-    """Asks for the start of each weight row of the program's first tile to be brought to L2: LINES of LINE elements, 128 bytes."""
+    """Asks for the start of each weight row of the program's first tile to be brought to L2: LINES lines of LINE elements (128 bytes)."""
     features = tl.minimum(first + tl.arange(0, ROWS), n - 1)
     pointers = weight + features.to(tl.int64)[:, None] * K + first_k + tl.arange(0, LINES)[None, :] * LINE
     _prefetch_lines(pointers)

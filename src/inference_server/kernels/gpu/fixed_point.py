@@ -1,8 +1,8 @@
 """A row of activations in 16-bit fixed point, for Triton kernels to multiply by int8 weights as integers: four products an instruction.
 
-Neighbours in fours share a scale with those at the same place in a program's other chunks of the row, so that the largest of some dozen
-numbers decides how fine a step is: none is rounded by more than 1 / 65,534 of it, where bfloat16 rounds each by up to 1 / 256 of itself and
-float16 by 1 / 2,048. A number is two bytes, of which each meets the weights for itself, and sums are exact until they leave the group.
+Four neighbours share a scale with those at the same place in a program's other chunks of the row, so the largest of some dozen numbers
+decides how fine a step is. None is rounded by more than 1 / 65,534 of that largest, where bfloat16 rounds each by up to 1 / 256 of itself
+and float16 by 1 / 2,048. A number is two bytes, which are multiplied by the weights separately; the sums of a group are exact.
 """
 
 import torch
@@ -24,8 +24,8 @@ def multiplies_bytes(device: torch.device) -> bool:
 def fixed_point(values, WORDS: tl.constexpr):
     """values: a tuple of chunks float32 [4 * WORDS]. Returns their bytes, a tuple of int64 [WORDS], and what a step is worth, fp32 [WORDS].
 
-    Eight bytes are the high ones of four neighbours, signed, above the low ones, unsigned: thus both move between threads at once. Where a
-    number is NaN or infinite, its step is too.
+    Each int64 has the high bytes of four neighbours, signed, above their low bytes, unsigned, so that both move between threads at once.
+    Where a number is NaN or infinite, its step is too.
     """
     largest = tl.zeros((WORDS,), tl.float32)
     for i in tl.static_range(len(values)):

@@ -14,7 +14,7 @@ from inference_server.kernels.ops import AddNorm
 
 
 def changes_stream(stream: Tensor | None, update: Tensor, norm: AddNorm) -> bool:
-    """Whether the new stream is more than the update itself."""
+    """Whether the new stream differs from the update."""
     return stream is not None or norm.post is not None or norm.scale != 1.0 or update.ndim == 3
 
 

@@ -1,4 +1,4 @@
-"""What follows a linear layer elementwise, act(gate) * up and the soft cap of logits, for products of a library: our own products fuse it.
+"""The elementwise end of a linear layer, act(gate) * up or the soft cap of logits, after a library's product: our own products fuse it.
 
 Computed in float32 and rounded once.
 """

@@ -1,8 +1,8 @@
 """`TritonLinear`: a product with what surrounds it on CUDA, for any number of rows.
 
 It picks the one-row kernel, the few-rows kernel or the library's product, shape by shape as the launch table says. What the library's
-call leaves out is launched beside it. An int8 weight is multiplied as it is for one row, widened in registers for a few, and in memory for
-the library's product.
+product leaves out is launched separately. An int8 weight is multiplied as it is for one row, widened in registers for a few rows, and
+widened in memory for the library's product.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from inference_server.kernels.gpu.one_row import one_row
 from inference_server.kernels.ops import AddNorm, Epilogue
 
 MAX_FEW_ROWS = 256  # what our kernels were measured for
-MIN_PROGRAMS = 64  # that an int8 weight which was not measured is to be read by
+MIN_PROGRAMS = 64  # that are to read an int8 weight which was not measured
 MAX_WIDENED_ROWS = 64  # of int8 weights that were not measured: above this the library is faster on a wider copy
 
 
 def operation(rows: int, epilogue: Epilogue, *, norm: bool = False, split: bool = False, int8: bool = False) -> str:
-    """The launch table's name for a product of so many rows. norm: with the way into it, which one row may take along."""
+    """The launch table's name for a product of so many rows. norm: with the `AddNorm` before it, which one row may take along."""
     kind = "one row" if rows == 1 else f"{padded_rows(rows)} rows"
     parts = {"int8": int8, kind: True, "norm": norm, "gated": epilogue.gated, "split": split}
     return " ".join(name for name, there in parts.items() if there)
@@ -58,14 +58,14 @@ class TritonLinear:
         return library_linear(x, self._wide_weight(), self.epilogue, factor)
 
     def highest(self, x: Tensor) -> Tensor:
-        """For layers without activation. Of several rows no [M, N] in float32 is written, whoever multiplies."""
+        """For layers without activation. For several rows no [M, N] in float32 is written, whichever product it is."""
         config = self._own_tuning(len(x))
         if config is None:
             return self.highest_by_library(x)
         return greedy(self(x)) if len(x) == 1 else highest_of_few_rows(x, self.weight, self.epilogue, config, self.scales)
 
     def highest_by_library(self, x: Tensor) -> Tensor:
-        """The soft cap is applied to the library's product as that is read."""
+        """`highest` with the library's product; the soft cap is applied while that is read."""
         return greedy(F.linear(x, self._wide_weight()), self.epilogue.softcap)
 
     def after(self, stream: Tensor | None, update: Tensor, norm: AddNorm, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -113,7 +113,7 @@ def one_row_default(k: int, gated: bool, int8: bool) -> LaunchConfig:
 def few_rows_default(rows: int, n: int, k: int, epilogue: Epilogue) -> LaunchConfig:
     """For an int8 weight [n, k], where the library would have to be given a wider one.
 
-    Up to 32 rows it is two warps to 64 weight rows: with four, Triton multiplies by warp groups, for which bytes leave shared memory in
+    Up to 32 rows, two warps take 64 weight rows. With four, Triton multiplies by warp groups, for which bytes leave shared memory in
     pairs and take twice the instructions; with fewer weight rows, or more rows of x, each warp widens all weights for itself.
     """
     padded, matrices = padded_rows(rows), 2 if epilogue.gated else 1
@@ -125,7 +125,7 @@ def few_rows_default(rows: int, n: int, k: int, epilogue: Epilogue) -> LaunchCon
 
 
 def library_linear(x: Tensor, weight: Tensor, epilogue: Epilogue, factor: Tensor | None) -> Tensor:
-    """`TritonLinear.by_library`, the weight of the dtype of x. ValueError for an activation without a gate or factor."""
+    """`TritonLinear.by_library` for a weight in the dtype of x. Raises ValueError for an activation without a gate or factor."""
     y = F.linear(x, weight)
     if epilogue.gated:
         y = gated(y, epilogue.activation)

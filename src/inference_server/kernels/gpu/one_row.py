@@ -1,8 +1,8 @@
 """A linear layer of one row, where the time is that of reading the weight once: y = epilogue(x @ W.T), in one launch.
 
 A program takes a few output features over the whole of K in one go, so that all its weights are in flight before it waits for x; on Hopper
-that is while the kernel before still runs. Where it takes several such tiles in turn, the weights of the next are in flight while it
-multiplies by those of one. It can also do the norm and the residual addition that lie before the layer: each program repeats them, which
+that is while the kernel before still runs. Where it takes several such tiles in turn, the weights of the next one are in flight while it
+multiplies by those of the one before. It can also do the norm and the addition that lie before the layer: each program repeats them, which
 costs less than a launch. Sums are in float32 and rounded once. A weight may be int8 with a float32 scale for each output feature; it is
 multiplied as integers, by activations in 16-bit fixed point, where these come in two bytes.
 """
@@ -107,7 +107,7 @@ def _one_row_kernel(
 ):
     """Tuples hold the chunks of K, each a tensor in registers: K need not be a power of two.
 
-    PER_ELEMENT: weights in what `weight` points at; several are bytes, multiplied as such.
+    PER_ELEMENT: how many weights an element of `weight` holds; if more than one, they are int8 and multiplied as integers.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -177,7 +177,7 @@ def _one_row_kernel(
 
 @triton.jit
 def _tile(weight, features, n, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Rows of the weight, as a tuple of chunks [rows, BLOCK_K]; K and BLOCK_K in what `weight` points at."""
+    """Rows of the weight, as a tuple of chunks [rows, BLOCK_K]; K and BLOCK_K in elements of `weight`."""
     tile = ()
     for k in tl.static_range(0, K, BLOCK_K):
         columns = k + tl.arange(0, BLOCK_K)
@@ -189,7 +189,7 @@ def _tile(weight, features, n, K: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def _products(weights, values, ROWS: tl.constexpr, BLOCK: tl.constexpr, PER_ELEMENT: tl.constexpr, BYTES: tl.constexpr):
-    """Of rows of the weight by the values, or by what `fixed_point` made of them: float32 [ROWS]."""
+    """Rows of the weight times the values, or times what `fixed_point` made of them: float32 [ROWS]."""
     if PER_ELEMENT > 1:
         result = products(weights, values, ROWS, BLOCK, BYTES)
     else:

@@ -25,7 +25,7 @@ from inference_server.kernels.step_rows import StepRows
 
 @dataclass(frozen=True, slots=True)
 class TritonOps:
-    """An `Ops` (see there and `kernels.reference`). dtype: of weights and activations. fused: by a compiler, if there is to be one."""
+    """An `Ops` (see there and `kernels.reference`). dtype: of weights and activations. fused: `compiled`, if a compiler is to be used."""
 
     dtype: torch.dtype
     fused: Callable[[TokenMap], TokenMap] = reference.fused
@@ -53,6 +53,6 @@ class TritonOps:
     def bind_attention(
         self, block_tables: Tensor, rows: StepRows, window: int | None, block_size: int, block_mass: Tensor | None = None
     ) -> Attention:
-        """As `reference.bind_attention`; the kernels see the block size in the cache. Mass is of layers without a window."""
+        """As `reference.bind_attention`; the kernels take the block size from the cache. Mass is only for layers without a window."""
         attention = TritonAttention(block_tables, rows, window)
         return attention if block_mass is None else TritonMassAttention(attention, block_mass)

@@ -1,7 +1,7 @@
 """Masks and penalties of a few rows of logits, in place and in one pass over each row.
 
-What a row has seen is one int32 a token: twice the occurrences in the output, and one more if the prompt has it. The arithmetic is that of
-`sampling.adjustment`, operation by operation.
+What a row has seen is one int32 for each token of the vocabulary: twice its occurrences in the output, and one more if the prompt has it.
+The arithmetic is that of `sampling.adjustment`, operation by operation.
 """
 
 import triton

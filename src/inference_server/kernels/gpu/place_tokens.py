@@ -48,7 +48,7 @@ def keep_tokens(ids: Tensor, slots: Tensor, newest_ids: Tensor, out: Tensor) -> 
 def _keep_kernel(ids_ptr, slots_ptr, newest_ids_ptr, out_ptr, rows, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows
-    slot = tl.load(slots_ptr + row, mask=inside, other=0)  # of the step, so there before what came last
+    slot = tl.load(slots_ptr + row, mask=inside, other=0)  # sent with the step, so before the kernel that is waited for
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     ids = tl.load(ids_ptr + row, mask=inside, other=0)

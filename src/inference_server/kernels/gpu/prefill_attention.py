@@ -108,7 +108,7 @@ def _attend(
 ):
     """Continue the running softmax (best, total, acc) of a tile over the keys [first, stop). query: the queries' positions.
 
-    MASKED: some query does not see some of the keys. If not, first and stop are BLOCK_N-aligned to each other.
+    MASKED: some query does not see some of the keys. If not, stop - first is a multiple of BLOCK_N.
     """
     dim = tl.arange(0, HEAD_DIM)
     value_dim = tl.program_id(2) * VALUE_DIM + tl.arange(0, VALUE_DIM)
@@ -126,7 +126,7 @@ def _attend(
             if WINDOW:
                 seen &= position[None, :] > query[:, None] - WINDOW
             scores = tl.where(seen, scores, float("-inf"))
-        top = tl.maximum(best, tl.max(scores, 1) * scale)  # scale is positive; scaling what is left of the maximum is one operation
+        top = tl.maximum(best, tl.max(scores, 1) * scale)  # scale is positive; below, scaling joins the subtraction
         weights = tl.exp2(scores * scale - top[:, None])
         fade = tl.exp2(best - top)
         v = tl.load(value_ptr + where[:, None] + value_dim[None, :])

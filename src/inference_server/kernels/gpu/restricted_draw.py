@@ -122,7 +122,10 @@ def _threshold(
     values_at, ids_at, number, highest, temperature, key_before, id_before, target,
     RAW: tl.constexpr, WEIGHTED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The key and the id of the last token that belongs to the shortest run, by key downwards and id upwards, that sums up to `target`."""
+    """The key and the id of the last token of the shortest run, in order of falling key and then rising id, whose sum reaches `target`.
+
+    Only tokens up to (key_before, id_before) in that order take part; WEIGHTED: they count by their weights.
+    """
     low, high = tl.maximum(key_before, -2139095041), tl.full((), 0, tl.int32)  # the keys of -inf and of 0
     while low < high:
         middle = low + ((high - low + 1) >> 1)
@@ -150,7 +153,7 @@ def _sum_from(
     values_at, ids_at, number, highest, temperature, key_before, id_before, key,
     RAW: tl.constexpr, WEIGHTED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The number, or the weight, of the tokens at or above `key` that the set before this one has. int64."""
+    """The number, or if WEIGHTED the weight, int64, of the tokens at or above `key` among those up to (key_before, id_before)."""
     total = tl.full((TILE,), 0, tl.int64)
     for begin in range(0, number, TILE):
         values, ids = _tile(values_at, ids_at, begin, number, highest, temperature, RAW, TILE)
@@ -178,6 +181,6 @@ def _tile(values_at, ids_at, begin, number, highest, temperature, RAW: tl.conste
 
 @triton.jit
 def _ordered(values):
-    """float32 to int32 of the same order; adding zero makes the two zeros one."""
+    """float32 to int32 of the same order; adding zero makes -0 equal to 0."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)

@@ -29,9 +29,9 @@ def rotary_angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) ->
 def norm_rotate_store(
     qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, slots: KVSlots | None, values_are_keys: bool = False
 ) -> Tensor:
-    """As `reference.norm_rotate_store`; rows of qkv at any stride. A token of a negative slot is not stored: padding.
+    """As `reference.norm_rotate_store`; rows of qkv at any stride. A token with a negative slot is padding and is not stored.
 
-    ValueError for a head_dim that is no power of two.
+    Raises ValueError for a head_dim that is no power of two.
     """
     tokens, (num_normed, head_dim) = len(qkv), weight.shape
     if head_dim & (head_dim - 1):

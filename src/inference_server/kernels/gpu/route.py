@@ -9,7 +9,7 @@ from inference_server.kernels.gpu.launch import overlaps_launches
 
 
 def route(scores: Tensor, top_k: int, normalize: bool, expert_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As `reference.route`, ids in int32; of equal scores the lower id wins. Scores that are NaN, as of padding, give distinct ids too.
+    """As `reference.route`, ids in int32; of equal scores the lower id wins. NaN scores, as padding may have, give distinct ids too.
 
     scores may also be partial sums, [parts, tokens, experts].
     """
