@@ -1,7 +1,8 @@
 """Paged attention of rows with one new token, on the CPU: read straight from the bfloat16 cache through the block tables.
 
-An item is a row's query heads, or some of them, of one KV head. Keys are taken in tiles at fixed positions of the sequence, with the
-online softmax of FlashAttention (arXiv:2205.14135). Longer rows are better served by matrix products, which `reference` leaves to torch.
+An item is one KV head of a row with all query heads that share it, or some of them. Keys are taken in tiles at fixed positions of the
+sequence, with the online softmax of FlashAttention (arXiv:2205.14135). Longer rows are better served by matrix products, which
+`reference` leaves to torch.
 """
 
 from inference_server.kernels.cpu.code import BFloats, Code, Float, Floats, Int, Int32s, Ints

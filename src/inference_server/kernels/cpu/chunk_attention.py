@@ -1,8 +1,9 @@
 """Paged attention of rows with several new tokens on a CPU's matrix unit, read straight from the bfloat16 cache.
 
-An item is up to ITEM_TILES tiles of queries of one KV head, each query a token's head. Keys are taken KEYS at a time, at fixed positions of
-the sequence, with the online softmax of FlashAttention (arXiv:2205.14135): brought into the unit's order once an item, so what is read of
-the cache lies in the nearest memory for all of its queries. Queries and probabilities are multiplied as float32 (see `tiles`).
+An item is up to ITEM_TILES tiles of queries of one KV head; a query is one head of one token. Keys are taken KEYS at a time, at fixed
+positions of the sequence, with the online softmax of FlashAttention (arXiv:2205.14135). They are brought into the unit's order once an
+item, so that what is read from the cache lies in the nearest memory for all its queries. Queries and probabilities are multiplied as
+float32 (see `tiles`).
 """
 
 from torch import Tensor
@@ -24,7 +25,7 @@ from inference_server.kernels.cpu.tiles import (
 from inference_server.kernels.cpu.vectors import Words, float_vector, transposed
 
 KEYS = COLUMNS
-ITEM_TILES = 8  # so many rows fit, with everything they need, into the second level of the memory
+ITEM_TILES = 8  # so many fit, with everything they need, into the second-level cache
 MAX_HEAD_DIM = 512
 
 
@@ -141,7 +142,7 @@ def chunk_attention(
 
 
 def _order_keys(code: Code, key: Words, offsets: Ints, keys: Words, head_dim: Int) -> None:
-    """Keys as columns, head_dim as k."""
+    """Write keys in the order of a matrix of `tiles`: keys as columns, head_dim as k."""
     with code.loop(head_dim // DEPTH) as step, code.loop(COLUMN_TILES) as tile:
         columns = [key.vector(offsets[tile * SIDE + j] + step * SIDE, SIDE) for j in range(SIDE)]
         for pair, words in enumerate(transposed(columns)):
@@ -149,7 +150,7 @@ def _order_keys(code: Code, key: Words, offsets: Ints, keys: Words, head_dim: In
 
 
 def _order_values(code: Code, value: Words, offsets: Ints, values: Words, head_dim: Int) -> None:
-    """head_dim as columns, keys as k."""
+    """Write values in the order of a matrix of `tiles`: head_dim as columns, keys as k."""
     with code.loop(KEYS // 2) as pair, code.loop(head_dim // DEPTH) as two_tiles:
         first, second = (value.vector(offsets[pair * 2 + i] + two_tiles * SIDE, SIDE) for i in range(2))
         for i, words in enumerate(first.interleave(second)):
@@ -159,7 +160,7 @@ def _order_values(code: Code, value: Words, offsets: Ints, values: Words, head_d
 def _softmax(
     code: Code, scores: Floats, scale: Float, visible: tuple[Int, Int, Int], maximum: Floats, total: Floats, sums: Floats, head_dim: Int
 ) -> None:
-    """scores[KEYS] to weights exp(scale * score - maximum), where the maximum of all keys so far is new, sums and total are scaled to it.
+    """Turn scores[KEYS] into weights exp(scale * score - maximum of all keys so far). If that rises, sums and total are scaled to it.
 
     visible: the position of the first key, of the oldest and of the latest one that the query sees.
     """

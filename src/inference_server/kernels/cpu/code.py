@@ -1,7 +1,7 @@
 """The symbols that CPU kernels are written on: Python's operators emit LLVM instructions, `Code.loop` emits a loop.
 
-Loops are scalar; LLVM vectorises them for the machine they run on. Sums may be reordered for that and products contracted into them;
-NaN and infinities mean what they always mean. How a kernel is compiled and called is in `jit`.
+Loops are scalar; LLVM vectorises them for the machine they run on. For that it may reorder sums and fuse products into them; NaN and
+infinities mean what they always mean. How a kernel is compiled and called is in `jit`.
 """
 
 import struct
@@ -44,13 +44,13 @@ class Code:
             yield
 
     def variable(self, value: Any) -> "Variable":
-        """One that starts at `value`, and keeps its kind."""
+        """A variable that starts at `value` and keeps its kind."""
         variable = Variable(type(value), self, self._alloca(value.ir.type))
         variable.value = value
         return variable
 
     def memory(self, kind: type[ArrayKind], size: int) -> ArrayKind:
-        """Scratch memory of the item, of so many elements."""
+        """Scratch memory of the item, `size` elements."""
         array = kind(self, None)
         allocated = self._alloca(array._element(), size)
         allocated.align = 64
@@ -147,7 +147,7 @@ class Int:
         return Bool(self.code, self.code.builder.icmp_signed("<", self.ir, self.code.integer(other).ir))
 
     def within(self, low: "Int", high: "Int") -> Bool:
-        """Both included."""
+        """low <= self <= high."""
         return Bool(self.code, self.code.builder.and_((low < self + 1).ir, (self < high + 1).ir))
 
     def to_float(self) -> "Float":
@@ -183,7 +183,7 @@ class Float:
 
 @dataclass(slots=True)
 class Variable:
-    """What a loop changes."""
+    """A value that a loop changes."""
 
     kind: type[Any]
     code: Code

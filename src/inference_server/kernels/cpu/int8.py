@@ -1,12 +1,13 @@
 """Linear layers with int8 weights on CPUs: a step reads half the bytes of bfloat16, and with VNNI multiplies more than twice as fast.
 
-Activations are quantised too, on the spot, each group of GROUP features of a token with its own scale: products of bytes are what CPUs
-are fast at, and one scale a token would cost Gemma 3 270M four percent of perplexity. Sums of a group are exact integers; its scale joins
-them in float32, groups in order. So a row's result is the same bits for any batch size, neighbours or thread count, and on any CPU.
+Activations are quantised too, on the spot, each group of GROUP features of a token with its own scale: CPUs are fast at products of
+bytes, and one scale a token would cost Gemma 3 270M four percent of perplexity. The sum of a group is an exact integer; it is multiplied
+by the group's scale in float32, and groups are added in order. So a row's result is the same bits for any batch size, neighbours or
+thread count, and on any CPU.
 
-A panel is one vector of output features for all of K; its word (k / 4, lane) holds four weights of feature `lane`, plus 128, for the
-instruction with VNNI multiplies unsigned bytes by signed ones. What the 128 adds, 128 times the sum of a group's activations, is where
-its sum starts from, negated. Without VNNI bytes are widened in registers and multiplied in pairs.
+A panel is one vector of output features for all of K; its word (k / 4, lane) holds four weights of feature `lane`, each plus 128, since
+the instruction of VNNI multiplies unsigned bytes by signed ones. These 128 add 128 times the sum of a group's activations, so the group's
+sum starts from the negative of that. Without VNNI bytes are widened in registers and multiplied in pairs.
 """
 
 from dataclasses import dataclass, field
@@ -114,7 +115,7 @@ def int8_kernel(unit: VectorUnit) -> KernelSource:
 
 @dataclass(slots=True)
 class _Tiles:
-    """Emits the product of some rows of x by one block. The fields are those of `int8_linear`; x_words: of a row."""
+    """Emits the product of some rows of x by one block. The fields are those of `int8_linear`; x_words: words of a row of x."""
 
     code: Code
     unit: VectorUnit

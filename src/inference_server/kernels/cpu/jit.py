@@ -32,8 +32,8 @@ class KernelSource:
 class CompiledKernel:
     """Call it with the number of items and the kernel's arguments; tensors as addresses, unchecked.
 
-    work: about how many multiplications that is. Threads join for GRAIN each: for less, waking them costs more than they save, and
-    where cores are shared with others waiting for them costs far more.
+    work: about how many multiplications that is. A thread joins for each GRAIN of them: for less, waking it costs more than it saves, and
+    where cores are shared with other processes, waiting for it costs far more.
     """
 
     def __init__(self, engine: Any, source: KernelSource) -> None:
@@ -77,7 +77,7 @@ def can_compile() -> bool:
 
 
 def compile_kernels(sources: Sequence[KernelSource]) -> dict[str, CompiledKernel]:
-    """Compiles for this machine, by name (a few tenths of a second). Only where `can_compile`."""
+    """The kernels by name, compiled for this machine in a few tenths of a second. Only where `can_compile`."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()

@@ -1,6 +1,6 @@
-"""RMS norm on the CPU, the residual stream's sum and the next norm with it: `reference.add_norm` in one pass over a row.
+"""RMS norm on the CPU, alone or with the residual addition and the next norm: `reference.add_norm` in one pass over a row.
 
-Half of the operations of a decode step are these few thousand additions, so what counts is to be called seldom.
+Half of the operations of a decode step are these few thousand additions, so what counts is how few calls they take.
 """
 
 from inference_server.kernels.cpu.code import Code, Float, Floats, Int

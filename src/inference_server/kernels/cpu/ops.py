@@ -1,7 +1,7 @@
 """`CpuOps`: the operations of a forward on compiled CPU kernels, for float32 activations over a bfloat16 cache.
 
-A call costs a few microseconds, where the same in PyTorch is ten small operations of one or two each. A decoded token's result is the
-same bits for any batch and thread count.
+A call costs a few microseconds, where PyTorch needs ten small operations of one or two microseconds each. A decoded token's result is
+the same bits for any batch and thread count.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ def compile_cpu_ops() -> "CpuOps | None":
 
 
 class CpuOps:
-    """An `Ops` (see there and `kernels.reference`). unit: what linear layers are compiled for, when the first is made; None: torch's."""
+    """An `Ops` (see there and `kernels.reference`). unit: linear layers are compiled for it, at the first one; None: torch's."""
 
     experts = staticmethod(reference.experts)
     place_tokens = staticmethod(reference.place_tokens)

@@ -65,7 +65,7 @@ def panel_kernel(unit: VectorUnit) -> KernelSource:
 
 
 def _tile(code: Code, unit: VectorUnit, panels: Words, x: Floats, y: Floats, k: Int, n: Int, rows: int) -> None:
-    """`rows` rows of x by one block; two rows or one take its panels together, to have enough independent sums in flight."""
+    """The product of `rows` rows of x by one block. One row or two take its panels together, to have enough independent sums in flight."""
     lanes, together = unit.lanes, BLOCK_PANELS if rows <= 2 else 1
     for first in range(0, BLOCK_PANELS, together):
         sums = [[code.variable(FloatVector.zero(code, lanes)) for _ in range(2 * together)] for _ in range(rows)]

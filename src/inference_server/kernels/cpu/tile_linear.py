@@ -1,4 +1,4 @@
-"""Linear layers with bfloat16 weights on CPUs with a matrix unit: what `panel_linear` is on others, many rows several times as fast.
+"""Linear layers with bfloat16 weights on CPUs with a matrix unit: as `panel_linear` on others, but several times as fast for many rows.
 
 A few rows are bound by the reading of the weights, which lie in memory in the order in which they are read; sixteen cost what one does.
 As there, a row's result is the same bits for any batch size, neighbours or thread count.

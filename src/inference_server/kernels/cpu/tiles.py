@@ -1,8 +1,8 @@
 """Products of float32 rows by bfloat16 matrices on the matrix unit of a CPU (AMX), tiles of 16 by 16 sums at a time.
 
-The unit multiplies bfloat16 only, but sixteen times as many numbers a cycle as float32 instructions do. So a row comes as three terms of
-bfloat16 whose sum it is, exactly, and each is multiplied by the same tile of the matrix: results are as exact as sums in float32 are, and
-a row's do not depend on the rows beside it. Numbers below 2^-126 count as zero, and what is infinite becomes NaN.
+The unit multiplies bfloat16 only, but sixteen times as many numbers a cycle as float32 instructions do. So a row is split into three
+bfloat16 terms that add up to it exactly, and each term is multiplied by the same tile of the matrix. Results are as exact as sums in
+float32 are, and those of a row do not depend on the rows beside it. Numbers below 2^-126 count as zero, and what is infinite becomes NaN.
 
 Both sides lie in memory tile after tile, as the unit reads them: rows as `[M / 16, K / 32, term, row, k of 32]`, a matrix as
 `[N / 16, K / 32, k of 32 / 2, column of 16, k of 2]`.
@@ -35,7 +35,7 @@ def tile_configs() -> Tensor:
 
 
 def configure(code: Code, configs: Words, num_rows: Int | int) -> None:
-    """Makes tiles of rows so high, for this thread, until `release`."""
+    """Makes tiles of rows `num_rows` high, for this thread, until `release`."""
     intrinsic(code, "llvm.x86.ldtilecfg", code.ir.VoidType(), (configs + code.integer(num_rows) * 16).ir)
 
 
@@ -44,12 +44,12 @@ def release(code: Code) -> None:
 
 
 def split_rows(code: Code, row: Int, x: Floats, terms: BFloats, k: Int) -> None:
-    """A row of x `[M, k]` into its place among `terms`; k is a multiple of DEPTH."""
+    """Writes the terms of a row of x `[M, k]` to their place in `terms`; k is a multiple of DEPTH."""
     split_row(code, x + row * k, terms, row, k)
 
 
 def split_row(code: Code, x: Floats, terms: BFloats, row: Int, k: Int | int) -> None:
-    """x `[k]` as row `row` of `terms`."""
+    """Writes the terms of x `[k]` as row `row` of `terms`."""
     steps = code.integer(k) // DEPTH
     place: BFloats = terms + (row // SIDE * steps * (TERMS * SIDE) + row % SIDE) * DEPTH
     with code.loop(steps) as step:

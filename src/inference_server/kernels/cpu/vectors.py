@@ -95,7 +95,7 @@ class FloatVector:
 
 @dataclass(slots=True)
 class IntVector:
-    """32-bit lanes of integers, or of what they are made to mean."""
+    """32-bit lanes: integers, or the bits of other numbers."""
 
     code: Code
     ir: Any
@@ -122,7 +122,7 @@ class IntVector:
         return FloatVector(self.code, self.code.builder.sitofp(self.ir, _vector_type(self.code, "float", lanes)))
 
     def add_dot(self, unsigned: "IntVector", signed: "IntVector") -> "IntVector":
-        """Each lane plus the products of its four bytes of the one, 0 to 255, and of the other, -128 to 127. Needs VNNI."""
+        """Each lane plus the products of its four bytes of `unsigned`, 0 to 255, by those of `signed`, -128 to 127. Needs VNNI."""
         function = f"llvm.x86.avx512.vpdpbusd.{32 * self.ir.type.count}"
         return IntVector(self.code, intrinsic(self.code, function, self.ir.type, self.ir, unsigned.ir, signed.ir))
 
@@ -216,7 +216,7 @@ def _spread(code: Code, scalar: Any, lanes: int) -> Any:
 
 
 def _shuffle(code: Code, first: Any, second: Any, order: list[int]) -> Any:
-    """Lanes of both, numbered one after the other."""
+    """The lanes `order` of the two vectors, where those of `second` are numbered after those of `first`."""
     return code.builder.shuffle_vector(first, second, code.ir.Constant(_vector_type(code, 32, len(order)), order))
 
 
