@@ -12,7 +12,7 @@ from statistics import median
 from inference_server.config import Settings
 from inference_server.core.grammar import CompiledGrammar, GrammarKind, GrammarSpec
 from inference_server.core.options import EngineOptions
-from inference_server.core.request import ScheduledRequest
+from inference_server.core.request import RequestOrigin, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.engine.engine import Engine
 from inference_server.server import load_model
@@ -42,7 +42,8 @@ def run(
     for client in range(num_clients):
         token_ids = [2] + [1000 + (client * 97 + index) % 5000 for index in range(NUM_PROMPT - 1)]
         sampling = SamplingParams(temperature=1.0, seed=client, max_tokens=max_tokens, stop_token_ids=eos if grammar else frozenset())
-        engine.add(ScheduledRequest(f"{name}{client}", token_ids, sampling, time.monotonic(), fairness_key=str(client), grammar=grammar))
+        origin = RequestOrigin(fairness_key=str(client))
+        engine.add(ScheduledRequest(f"{name}{client}", token_ids, sampling, time.monotonic(), origin, grammar=grammar))
     wall, processor, num_tokens = time.monotonic(), time.process_time(), 0
     while engine.has_work:
         deltas = engine.step().values()

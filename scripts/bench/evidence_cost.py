@@ -21,7 +21,7 @@ from subprocess import PIPE, Popen
 from inference_server.backends.profiler_ranges import ranges_on
 from inference_server.config import Settings
 from inference_server.core.options import EngineOptions, SinkOptions
-from inference_server.core.request import ScheduledRequest
+from inference_server.core.request import RequestOrigin, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.engine.engine import Engine
 from inference_server.engine.loaded_model import LoadedModel
@@ -61,7 +61,7 @@ def run(engine: Engine, num_requests: int, max_tokens: int, name: str) -> tuple[
     for index in range(num_requests):
         token_ids = [2] + [1000 + (hash((name, index)) + 31 * position) % 50_000 for position in range(NUM_PROMPT - 1)]
         sampling = SamplingParams(temperature=0.0, seed=index, max_tokens=max_tokens)
-        engine.add(ScheduledRequest(f"{name}-{index}", token_ids, sampling, time.monotonic(), fairness_key=str(index % 8)))
+        engine.add(ScheduledRequest(f"{name}-{index}", token_ids, sampling, time.monotonic(), RequestOrigin(fairness_key=str(index % 8))))
     wall, processor = time.monotonic(), time.process_time()
     num_tokens = sum(len(delta.token_ids) for _ in iter(lambda: engine.has_work, False) for delta in engine.step().values())
     assert num_tokens == num_requests * max_tokens, f"{num_tokens} tokens"

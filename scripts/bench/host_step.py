@@ -17,7 +17,7 @@ from engine_host import HostTimes
 from host_rig import MAX_ROWS, VOCAB_SIZE, StepClock, create_engine
 from torch import Tensor
 
-from inference_server.core.request import ScheduledRequest
+from inference_server.core.request import RequestOrigin, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.engine.engine import Engine
 from inference_server.tokenization.base import TokenizerLike
@@ -44,7 +44,7 @@ def requests_of(rows: int, max_tokens: int, temperature: float) -> list[Schedule
             [1000 * rows + row] * PROMPT_TOKENS,
             SamplingParams(temperature=temperature, seed=row, max_tokens=max_tokens, stop_token_ids=ends),
             1000.0,
-            fairness_key=f"client {row % 16}",
+            origin=RequestOrigin(fairness_key=f"client {row % 16}"),
         )
         for row in range(rows)
     ]

@@ -14,7 +14,7 @@ from statistics import median
 
 from inference_server.config import Settings
 from inference_server.core.options import EngineOptions, PrefillMode
-from inference_server.core.request import ScheduledRequest
+from inference_server.core.request import RequestOrigin, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.engine.engine import Engine
 from inference_server.server import load_model
@@ -28,7 +28,7 @@ def request_of(name: str, num_prompt: int, max_tokens: int) -> ScheduledRequest:
     """Deadlines are left to the options. The ids are those of ordinary tokens."""
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     token_ids = [2] + [1000 + index % 5000 for index in range(num_prompt - 1)]
-    return ScheduledRequest(name, token_ids, sampling, time.monotonic(), fairness_key=name)
+    return ScheduledRequest(name, token_ids, sampling, time.monotonic(), RequestOrigin(fairness_key=name))
 
 
 def gaps(times: Sequence[float]) -> list[float]:

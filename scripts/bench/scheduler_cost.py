@@ -14,7 +14,7 @@ from statistics import median, quantiles
 from inference_server.core.kv_layout import KVLayout, LayerGroup
 from inference_server.core.options import CacheOptions, PolicyName, SchedulerOptions
 from inference_server.core.plan import StepResult
-from inference_server.core.request import FinishReason, ScheduledRequest
+from inference_server.core.request import FinishReason, RequestOrigin, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.kv_cache.factory import create_cache
 from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
@@ -25,7 +25,7 @@ PROMPT_TOKENS = 64  # and up to a block more, so that rows cross block edges at 
 def make_request(index: int, num_keys: int, max_tokens: int) -> ScheduledRequest:
     key = f"key{index % num_keys}"
     prompt = [1] * PROMPT_TOKENS + [index] * (1 + index % 16)
-    return ScheduledRequest(f"r{index}", prompt, SamplingParams(max_tokens=max_tokens), arrival_time=float(index), fairness_key=key)
+    return ScheduledRequest(f"r{index}", prompt, SamplingParams(max_tokens=max_tokens), float(index), RequestOrigin(fairness_key=key))
 
 
 def make_scheduler(num_running: int, num_steps: int, policy: PolicyName, prefix_cache: bool) -> ContinuousBatchScheduler:
@@ -72,7 +72,7 @@ def held_times(num_held: int, num_steps: int) -> list[float]:
     times: list[float] = []
 
     def add(name: str, prompt: list[int], max_tokens: int) -> None:
-        scheduler.add(ScheduledRequest(name, prompt, SamplingParams(max_tokens=max_tokens), arrival_time=0.0, fairness_key=name))
+        scheduler.add(ScheduledRequest(name, prompt, SamplingParams(max_tokens=max_tokens), 0.0, RequestOrigin(fairness_key=name)))
 
     def step() -> None:
         start = time.process_time()

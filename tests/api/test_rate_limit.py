@@ -8,7 +8,7 @@ from api_server import Start
 
 from inference_server.api.rate_limit import Buckets, Standing, TokenSpending
 from inference_server.core.records import RequestRecord
-from inference_server.core.request import FinishReason
+from inference_server.core.request import FinishReason, RequestOrigin
 
 
 class Clock:
@@ -117,7 +117,8 @@ def test_tokens_are_made_up_for_once_they_are_known(start: Start) -> None:
 
 
 def record(key: str, admitted_time: float | None, prompt: int, cached: int, output: int) -> RequestRecord:
-    return RequestRecord("id", "", "", FinishReason.STOP, None, prompt, cached, output, 0, 1.0, admitted_time, None, 2.0, fairness_key=key)
+    origin = RequestOrigin(fairness_key=key)
+    return RequestRecord("id", origin, FinishReason.STOP, None, prompt, cached, output, 0, 1.0, admitted_time, None, 2.0)
 
 
 def test_only_what_was_computed_is_spent_and_it_is_taken_once() -> None:

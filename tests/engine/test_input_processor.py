@@ -9,7 +9,7 @@ from inference_server.core.errors import InvalidRequestError, PromptTooLongError
 from inference_server.core.generation import ChatPrompt, GenerationRequest
 from inference_server.core.model_spec import GenerationDefaults
 from inference_server.core.options import EngineOptions
-from inference_server.core.request import AnswerMode
+from inference_server.core.request import AnswerMode, RequestOrigin
 from inference_server.core.request_history import RequestHistory
 from inference_server.engine.input_processor import InputProcessor
 from inference_server.parsing.dialect import JSON_CALLS, THINK_TAGS, Dialect
@@ -24,20 +24,20 @@ def processor(defaults: GenerationDefaults | None = None, max_model_len: int = 1
 
 
 def test_every_request_gets_a_fresh_id_and_keeps_its_labels() -> None:
-    asked = GenerationRequest("hi", 5.0, client_id="mine", session_id="s", fairness_key="f", cache_salt="c", priority=-1)
+    origin = RequestOrigin("mine", session_id="s", fairness_key="f")
+    asked = GenerationRequest("hi", 5.0, origin=origin, cache_salt="c", priority=-1)
     first, second = processor().process(asked), processor().process(asked)
     assert first.request_id != second.request_id
     assert first.token_ids == TOKENIZER.encode("hi")
-    labels = (first.client_id, first.session_id, first.fairness_key, first.cache_salt, first.priority, first.arrival_time)
-    assert labels == ("mine", "s", "f", "c", -1, 5.0)
+    assert (first.origin, first.cache_salt, first.priority, first.arrival_time) == (origin, "c", -1, 5.0)
 
 
 def test_choices_share_nothing_but_the_prompt_and_draw_with_seeds_in_a_row() -> None:
-    first, *others = processor().choices(GenerationRequest("hi", 5.0, n=3, seed=2**63 - 2, client_id="mine"))
+    first, *others = processor().choices(GenerationRequest("hi", 5.0, n=3, seed=2**63 - 2, origin=RequestOrigin("mine")))
     assert [choice.sampling.seed for choice in (first, *others)] == [2**63 - 2, 2**63 - 1, 0]
     assert len({choice.request_id for choice in (first, *others)}) == 3
     for other in others:
-        assert (other.token_ids, other.client_id, other.num_prompt_tokens) == (first.token_ids, "mine", 3)
+        assert (other.token_ids, other.origin, other.num_prompt_tokens) == (first.token_ids, first.origin, 3)
     mutable = [name for name in first.__slots__ if isinstance(getattr(first, name), list | RequestHistory)]
     assert mutable == ["token_ids", "block_tables", "history"]
     for name in mutable:

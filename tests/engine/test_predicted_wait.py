@@ -4,6 +4,7 @@ from engine_fakes import EchoBackend, RecordList, VirtualClock, loaded, schedule
 
 from inference_server.core.errors import OverloadedError
 from inference_server.core.options import EngineOptions
+from inference_server.core.request import RequestOrigin
 from inference_server.engine.engine import Engine
 
 
@@ -28,7 +29,7 @@ def test_a_wait_predicted_beyond_the_deadline_is_refused_with_the_estimate() -> 
         assert isinstance(error, OverloadedError)
         assert 80 < error.retry_after_s < 100
     other = scheduled("ab", "other", arrival_time=clock.now)
-    other.fairness_key = "another client"
+    other.origin = RequestOrigin(fairness_key="another client")
     engine.add(other)
     assert "other" not in engine.step()
     while other.admitted_time is None:

@@ -1,12 +1,11 @@
 """The record of a request that has ended, for the sinks that write such records down."""
 
 from inference_server.core.records import RequestRecord
-from inference_server.core.request import FinishReason
+from inference_server.core.request import FinishReason, RequestOrigin
 
 ENDED = RequestRecord(
     request_id="r1",
-    client_id="client",
-    session_id="session",
+    origin=RequestOrigin("client", "trace", session_id="session", fairness_key="key:1"),
     finish_reason=FinishReason.STOP,
     error_code=None,
     prompt_tokens=7,

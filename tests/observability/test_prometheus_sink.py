@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inference_server.core.plan import StepKind
 from inference_server.core.records import CacheStats, EngineSnapshot, RequestRecord, SchedulerStats, StepRecord
-from inference_server.core.request import FinishReason
+from inference_server.core.request import FinishReason, RequestOrigin
 from inference_server.observability.prometheus import LATENCY_BUCKETS, PrometheusSink
 
 MODEL = {"model_name": "m"}
@@ -31,9 +31,8 @@ def value(sink: PrometheusSink, name: str, **labels: str) -> float:
 
 
 def finish(sink: PrometheusSink, reason: FinishReason, admitted: bool = True) -> None:
-    sink.on_request(
-        RequestRecord("r", "", "", reason, None, 10, 4, 5, 0, 100.0, 100.25 if admitted else None, 100.5 if admitted else None, 102.0)
-    )
+    admitted_time, first_token_time = (100.25, 100.5) if admitted else (None, None)
+    sink.on_request(RequestRecord("r", RequestOrigin(), reason, None, 10, 4, 5, 0, 100.0, admitted_time, first_token_time, 102.0))
 
 
 def test_gauges_and_totals_of_the_snapshot() -> None:
@@ -106,7 +105,7 @@ def test_two_sinks_do_not_share_a_registry() -> None:
 def test_phases_of_a_request() -> None:
     sink = PrometheusSink("m")
     # Arrived at 100, admitted at 101, first token at 103, last of five at 107, its end written at 107.5.
-    record = RequestRecord("r", "", "", FinishReason.STOP, None, 10, 4, 5, 0, 100.0, 101.0, 103.0, 107.5, last_token_time=107.0)
+    record = RequestRecord("r", RequestOrigin(), FinishReason.STOP, None, 10, 4, 5, 0, 100.0, 101.0, 103.0, 107.5, last_token_time=107.0)
     sink.on_request(record)
     sums = {name: value(sink, f"request_{name}_seconds_sum") for name in ("queue_time", "prefill_time", "decode_time")}
     assert sums == {"queue_time": 1, "prefill_time": 2, "decode_time": 4}

@@ -1,13 +1,13 @@
 """The ring of ended requests: bounded, newest first, found by either id."""
 
 from inference_server.core.records import RequestRecord
-from inference_server.core.request import FinishReason
+from inference_server.core.request import FinishReason, RequestOrigin
 from inference_server.core.request_history import MAX_EVENTS, EventKind, RequestHistory
 from inference_server.observability.request_log import RequestLog
 
 
 def record(number: int, client_id: str = "") -> RequestRecord:
-    return RequestRecord(f"r{number}", client_id, "", FinishReason.STOP, None, 1, 0, 1, 0, number, number, number, number + 1.0)
+    return RequestRecord(f"r{number}", RequestOrigin(client_id), FinishReason.STOP, None, 1, 0, 1, 0, number, number, number, number + 1.0)
 
 
 def test_the_oldest_makes_room_and_the_newest_comes_first() -> None:

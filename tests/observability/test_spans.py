@@ -14,7 +14,7 @@ from otlp_collector import Collector, attributes, collecting
 from inference_server import __version__
 from inference_server.core.clock import Clock
 from inference_server.core.records import RequestRecord
-from inference_server.core.request import FinishReason
+from inference_server.core.request import FinishReason, RequestOrigin
 from inference_server.core.request_history import EventKind, RequestEvent
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.observability.batch_writer import BatchWriter
@@ -26,12 +26,12 @@ RECORD = replace(
     ENDED,
     num_preemptions=1,
     events=(RequestEvent(EventKind.HELD, 100.0, 100.0, "slots"), RequestEvent(EventKind.PREFILL, 100.5, 102.0, num_tokens=3)),
-    traceparent=f"00-{TRACE}-{PARENT}-01",
+    origin=replace(ENDED.origin, traceparent=f"00-{TRACE}-{PARENT}-01"),
     is_chat=True,
     reasoning_tokens=2,
     sampling=SamplingParams(temperature=0.5, top_k=40, max_tokens=9, stop=("a secret",)),
 )
-NEVER_RAN = RequestRecord("r2", "", "", FinishReason.TIMEOUT, "overloaded", 7, 0, 0, 0, 100.0, None, None, 106.0)
+NEVER_RAN = RequestRecord("r2", RequestOrigin(), FinishReason.TIMEOUT, "overloaded", 7, 0, 0, 0, 100.0, None, None, 106.0)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_a_refused_request_has_an_error_and_only_waited(collector: Collector) ->
 
 def test_a_client_that_does_not_sample_gets_no_spans(collector: Collector) -> None:
     exporter = exporting(collector.endpoint + "/v1/traces")
-    exporter.on_request(replace(RECORD, traceparent=f"00-{TRACE}-{PARENT}-00"))
+    exporter.on_request(replace(RECORD, origin=RequestOrigin(traceparent=f"00-{TRACE}-{PARENT}-00")))
     exporter.on_request(NEVER_RAN)
     exporter.close()
     assert {span.name for span in collector.take(2)} == {"text_completion m", "queue"}

@@ -11,15 +11,10 @@ import pytest
 from ended_request import ENDED
 
 from inference_server.core.clock import Clock
+from inference_server.core.request import RequestOrigin
 from inference_server.observability.batch_writer import MAX_QUEUED, BatchWriter
 from inference_server.observability.run import Run
 from inference_server.observability.telemetry import SCHEMA_VERSION, Telemetry
-
-RECORD = replace(
-    ENDED,
-    trace_id="trace",
-    fairness_key="key:1",
-)
 
 
 def started(folder: Path, clock: Clock = time.monotonic, max_queued: int = MAX_QUEUED) -> tuple[Telemetry, BatchWriter]:
@@ -43,7 +38,7 @@ def meta(telemetry: Telemetry) -> dict[str, Any]:
 def test_a_row_says_when_each_phase_was_and_how_long_it_took(tmp_path: Path) -> None:
     telemetry, writer = started(tmp_path / "made" / "here", lambda: 110.0)
     before = time.time()
-    writer.on_request(RECORD)
+    writer.on_request(ENDED)
     writer.close()
     (row,) = read(telemetry, "SELECT * FROM requests WHERE trace_id = 'trace'")
     assert row["arrival_time"] == pytest.approx(before - 10, abs=5)
@@ -58,7 +53,7 @@ def test_a_row_says_when_each_phase_was_and_how_long_it_took(tmp_path: Path) -> 
 
 def test_a_request_that_never_ran_has_only_waited(tmp_path: Path) -> None:
     telemetry, writer = started(tmp_path, lambda: 110.0)
-    writer.on_request(replace(RECORD, admitted_time=None, first_token_time=None, error_code="overloaded"))
+    writer.on_request(replace(ENDED, admitted_time=None, first_token_time=None, error_code="overloaded"))
     writer.close()
     (row,) = read(telemetry, "SELECT * FROM requests")
     assert [row[name] for name in ("admitted_time", "prefill_s", "decode_s", "ttft_s")] == [None] * 4
@@ -68,7 +63,7 @@ def test_a_request_that_never_ran_has_only_waited(tmp_path: Path) -> None:
 def test_a_trace_may_have_many_requests_and_is_found_by_its_index(tmp_path: Path) -> None:
     telemetry, writer = started(tmp_path)
     for index in range(3000):
-        writer.on_request(replace(RECORD, request_id=str(index), trace_id=str(index % 10)))
+        writer.on_request(replace(ENDED, request_id=str(index), origin=RequestOrigin(trace_id=str(index % 10))))
     writer.close()
     assert read(telemetry, "SELECT count(*) AS n FROM requests WHERE trace_id = '3'") == [{"n": 300}]
     (plan,) = read(telemetry, "EXPLAIN QUERY PLAN SELECT * FROM requests WHERE trace_id = '3'")
@@ -89,7 +84,7 @@ def test_meta_says_what_the_run_was_and_whether_it_ended(tmp_path: Path) -> None
 @pytest.mark.alone
 def test_rows_are_there_for_readers_within_a_second_while_the_run_goes_on(tmp_path: Path) -> None:
     telemetry, writer = started(tmp_path)
-    writer.on_request(RECORD)
+    writer.on_request(ENDED)
     end = time.monotonic() + 1
     while not read(telemetry, "SELECT * FROM requests"):
         assert time.monotonic() < end
@@ -105,7 +100,7 @@ def test_a_writer_that_hangs_costs_rows_and_never_the_engine_s_time(tmp_path: Pa
 
     def engine_thread() -> None:
         for index in range(5000):
-            writer.on_request(replace(RECORD, request_id=str(index)))
+            writer.on_request(replace(ENDED, request_id=str(index)))
         done.set()
 
     Thread(target=engine_thread).start()
@@ -119,13 +114,13 @@ def test_a_writer_that_hangs_costs_rows_and_never_the_engine_s_time(tmp_path: Pa
 
 def test_rows_that_cannot_be_written_are_counted_and_the_next_are_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     telemetry, writer = started(tmp_path)
-    writer.on_request(RECORD)
-    writer.on_request(RECORD)  # the same primary key: the batch fails as a full disk would make it fail
+    writer.on_request(ENDED)
+    writer.on_request(ENDED)  # the same primary key: the batch fails as a full disk would make it fail
     deadline = time.monotonic() + 5
     while not caplog.records:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    writer.on_request(replace(RECORD, request_id="r2"))
+    writer.on_request(replace(ENDED, request_id="r2"))
     writer.close()
     assert [row["request_id"] for row in read(telemetry, "SELECT * FROM requests")] == ["r2"]
     assert meta(telemetry)["dropped_write_failed"] == 2

@@ -10,7 +10,7 @@ import pytest
 
 from inference_server.core.plan import StepKind
 from inference_server.core.records import RequestRecord, StepRecord
-from inference_server.core.request import FinishReason
+from inference_server.core.request import FinishReason, RequestOrigin
 from inference_server.observability.tracker import NUM_BUCKETS, WINDOW_S, MetricsTracker
 
 
@@ -30,7 +30,7 @@ def step(end_time: float, inter_token_s: tuple[float, ...] = (), first_token_s: 
 def request(end_time: float, total_s: float = 2.0, ttft_s: float | None = 0.5, tokens: int = 4, error: str | None = None) -> RequestRecord:
     arrival = end_time - total_s
     first = None if ttft_s is None else arrival + ttft_s
-    return RequestRecord("r", "", "", FinishReason.STOP, error, 10, 0, tokens, 0, arrival, arrival, first, end_time)
+    return RequestRecord("r", RequestOrigin(), FinishReason.STOP, error, 10, 0, tokens, 0, arrival, arrival, first, end_time)
 
 
 def test_percentiles_are_within_a_buckets_width() -> None:

@@ -8,7 +8,7 @@ from inference_server.backends.fake_backend import FakeBackend, FakeStep
 from inference_server.core.kv_layout import KVLayout, LayerGroup
 from inference_server.core.options import PrefillMode, SchedulerOptions
 from inference_server.core.plan import StepPlan
-from inference_server.core.request import FinishReason, ScheduledRequest
+from inference_server.core.request import FinishReason, RequestOrigin, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.cache_manager import CacheManager
@@ -70,7 +70,8 @@ class Driver:
     ) -> ScheduledRequest:
         """Queue a request that stops, as by a stop string, with its output token number `stop_after`."""
         name, sampling, arrival = f"r{self.num_added}", SamplingParams(max_tokens=max_tokens, seed=seed), float(self.num_added)
-        request = ScheduledRequest(name, list(prompt), sampling, arrival, fairness_key=key, cache_salt=salt, priority=priority)
+        origin = RequestOrigin(fairness_key=key)
+        request = ScheduledRequest(name, list(prompt), sampling, arrival, origin, cache_salt=salt, priority=priority)
         self.scheduler.add(request, parent)
         self.num_added += 1
         self.unfinished[request.request_id] = request

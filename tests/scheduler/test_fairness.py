@@ -64,7 +64,7 @@ def widest_difference(policy: PolicyName) -> int:
     for index in range(150):
         virtual.add(make_request(f"b{index}", PROMPT // 4, OUTPUT, key="B", arrival=virtual.now))
     differences = []
-    while {request.fairness_key for request in virtual.scheduler.waiting()} == {"A", "B"}:
+    while {request.origin.fairness_key for request in virtual.scheduler.waiting()} == {"A", "B"}:
         virtual.step()
         differences.append(virtual.served["A"] - virtual.served.get("B", 0))
     assert len(differences) > 50

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from inference_server.core.request import ScheduledRequest
+from inference_server.core.request import RequestOrigin, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.scheduler.fair_policy import FairPolicy
 from inference_server.scheduler.policies import FCFSPolicy, SchedulingPolicy
@@ -71,7 +71,7 @@ def test_rank_puts_the_latest_of_the_lowest_priority_last() -> None:
 
 
 def of_key(key: str, name: str, *, num_prompt: int = 1, arrival: float = 0.0, priority: int = 0) -> ScheduledRequest:
-    return ScheduledRequest(name, [1] * num_prompt, SamplingParams(), arrival_time=arrival, fairness_key=key, priority=priority)
+    return ScheduledRequest(name, [1] * num_prompt, SamplingParams(), arrival, RequestOrigin(fairness_key=key), priority=priority)
 
 
 def counters(policy: FairPolicy) -> dict[str, int]:
@@ -207,7 +207,8 @@ def test_any_history_keeps_the_queue_whole_and_serves_a_least_counter(data: st.D
                 assert head is not None
                 served_so_far = counters(policy)
                 if not head.num_preemptions:
-                    assert served_so_far[head.fairness_key] == min(served_so_far[request.fairness_key] for request in waiting.values())
+                    least = min(served_so_far[each.origin.fairness_key] for each in waiting.values())
+                    assert served_so_far[head.origin.fairness_key] == least
                 policy.start(head)
                 running[head.request_id] = waiting.pop(head.request_id)
             case "charge":

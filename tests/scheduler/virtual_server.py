@@ -9,7 +9,7 @@ from inference_server.backends.fake_backend import FakeBackend
 from inference_server.core.kv_layout import KVLayout
 from inference_server.core.options import SchedulerOptions
 from inference_server.core.plan import StepPlan
-from inference_server.core.request import ScheduledRequest
+from inference_server.core.request import RequestOrigin, ScheduledRequest
 from inference_server.core.sampling_params import SamplingParams
 from inference_server.kv_cache.block_pool import BlockPool
 from inference_server.kv_cache.cache_manager import CacheManager
@@ -24,7 +24,7 @@ def make_request(
 ) -> ScheduledRequest:
     prompt = [ord(character) % 7 for character in name] + [3] * num_prompt
     sampling = SamplingParams(max_tokens=max_tokens)
-    return ScheduledRequest(name, prompt[:num_prompt], sampling, arrival, fairness_key=key)
+    return ScheduledRequest(name, prompt[:num_prompt], sampling, arrival, RequestOrigin(fairness_key=key))
 
 
 def step_seconds(plan: StepPlan) -> float:
@@ -102,7 +102,7 @@ class VirtualServer:
                 self._serve(request, INPUT_WEIGHT * request.num_prompt_tokens)
 
     def _serve(self, request: ScheduledRequest, cost: int) -> None:
-        self.served[request.fairness_key] = self.served.get(request.fairness_key, 0) + cost
+        self.served[request.origin.fairness_key] = self.served.get(request.origin.fairness_key, 0) + cost
 
     def _collect(self) -> None:
         plan = self._in_flight.popleft()

@@ -22,22 +22,26 @@ from inference_server.api.schemas.sampling import SamplingBody
 from inference_server.api.sse import PING, TokenStreamResponse
 from inference_server.core.generation import ChatPrompt, GenerationRequest
 from inference_server.core.outputs import OutputDelta
+from inference_server.core.request import RequestOrigin
 from inference_server.engine.request_stream import RequestStream
 
 FormatFactory = Callable[[str], ResponseFormat]
 
 
 def generation_of(
-    request: Request, body: SamplingBody, prompt: str | Sequence[int] | ChatPrompt, asker: str, **fields: Any
+    request: Request, body: SamplingBody, prompt: str | Sequence[int] | ChatPrompt, asker: str, session_id: str = "", **fields: Any
 ) -> GenerationRequest:
     """What `body` asks for `prompt`. asker: the session or user that it names. fields: those of `GenerationRequest` that one route has."""
     return GenerationRequest(
         prompt=prompt,
         arrival_time=request.state.arrival_time,
-        client_id=request.state.client_id,
-        trace_id=request.state.trace_id,
-        traceparent=request.state.traceparent,
-        fairness_key=fairness_key(request, asker),
+        origin=RequestOrigin(
+            client_id=request.state.client_id,
+            trace_id=request.state.trace_id,
+            traceparent=request.state.traceparent,
+            session_id=session_id,
+            fairness_key=fairness_key(request, asker),
+        ),
         **body.sampling_fields(),
         **fields,
     )

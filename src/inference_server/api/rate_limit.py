@@ -73,7 +73,7 @@ class TokenSpending:
 
     def on_request(self, record: RequestRecord) -> None:
         if record.admitted_time is not None:
-            self._spent.append((record.fairness_key, record.prompt_tokens - record.cached_tokens + record.output_tokens))
+            self._spent.append((record.origin.fairness_key, record.prompt_tokens - record.cached_tokens + record.output_tokens))
 
     def take(self) -> list[tuple[str, int]]:
         """Take all of it. For one reader, whose thread need not be the engine's."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inference_server.core.grammar import GrammarSpec
+from inference_server.core.request import RequestOrigin
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,6 @@ class GenerationRequest:
 
     prompt: raw text (BOS is added), token ids (taken as they are), or a chat.
     arrival_time: when the server first saw the request, in seconds of the monotonic clock; deadlines and TTFT count from it.
-    client_id, trace_id, traceparent: the client's own X-Request-Id, X-Trace-Id and traceparent, only ever echoed and written down.
-    fairness_key: whose share of the service this request uses.
     grammar: what the answer must fit; None for any text. Calls that a chat forces are not in it.
     bad_words: what it must not have, as the vocabulary spells it, alone and behind a space.
     n: choices wanted, each a generation of its own; choice i draws with seed + i.
@@ -69,10 +68,6 @@ class GenerationRequest:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     return_prompt: bool = False
-    client_id: str = ""
-    trace_id: str = ""
-    traceparent: str = ""
-    session_id: str = ""
-    fairness_key: str = ""
+    origin: RequestOrigin = field(default_factory=RequestOrigin)
     cache_salt: str = ""
     priority: int = 0

@@ -10,7 +10,7 @@ from typing import Protocol
 from inference_server.core.decisions import Decision
 from inference_server.core.phases import PhaseTime
 from inference_server.core.plan import StepKind, StepPlan
-from inference_server.core.request import FinishReason, RequestStatus
+from inference_server.core.request import FinishReason, RequestOrigin, RequestStatus
 from inference_server.core.request_history import RequestEvent
 from inference_server.core.sampling_params import SamplingParams
 
@@ -51,13 +51,11 @@ class RequestRecord:
     """The life of one request, written when it ends; of one that is open, its life so far.
 
     finish_reason: None while it is open, and end_time is then the time of writing. num_computed_tokens: of its KV. events_dropped:
-    how many more events there were than a history keeps. traceparent: the client's, for the spans of this request to hang under.
-    is_chat: its prompt was one.
+    how many more events there were than a history keeps. is_chat: its prompt was one.
     """
 
     request_id: str
-    client_id: str
-    session_id: str
+    origin: RequestOrigin
     finish_reason: FinishReason | None
     error_code: str | None
     prompt_tokens: int
@@ -68,14 +66,11 @@ class RequestRecord:
     admitted_time: float | None
     first_token_time: float | None
     end_time: float
-    trace_id: str = ""
-    fairness_key: str = ""
     last_token_time: float | None = None
     status: RequestStatus = RequestStatus.FINISHED
     num_computed_tokens: int = 0
     events: tuple[RequestEvent, ...] = ()
     events_dropped: int = 0
-    traceparent: str = ""
     is_chat: bool = False
     reasoning_tokens: int = 0
     sampling: SamplingParams = field(default_factory=SamplingParams)

@@ -34,6 +34,21 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class RequestOrigin:
+    """Who asked, and by which ids of its own a client finds the request again. Nothing is decided by any of it but `fairness_key`.
+
+    client_id, trace_id, traceparent: of the headers X-Request-Id, X-Trace-Id and traceparent; spans hang under the last.
+    session_id: the conversation. fairness_key: whose share of the service the request uses.
+    """
+
+    client_id: str = ""
+    trace_id: str = ""
+    traceparent: str = ""
+    session_id: str = ""
+    fairness_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerMode:
     """How the answer of a chat is to be read.
 
@@ -76,11 +91,7 @@ class ScheduledRequest:
     token_ids: list[int]
     sampling: SamplingParams
     arrival_time: float
-    client_id: str = ""
-    session_id: str = ""
-    trace_id: str = ""
-    traceparent: str = ""
-    fairness_key: str = ""
+    origin: RequestOrigin = field(default_factory=RequestOrigin)
     cache_salt: str = ""
     priority: int = 0
     admission_deadline: float = float("inf")

@@ -30,4 +30,4 @@ class RequestLog:
         """By the server's id, else the newest by the client's own, which need not be unique. None: unknown, or ended too long ago."""
         records = self.latest(len(self._ring))
         by_id = next((record for record in records if record.request_id == key), None)
-        return by_id or next((record for record in records if key in (record.client_id, record.trace_id)), None)
+        return by_id or next((record for record in records if key in (record.origin.client_id, record.origin.trace_id)), None)

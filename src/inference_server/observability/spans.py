@@ -56,7 +56,7 @@ class SpanExporter:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _trace(self, record: RequestRecord) -> None:
-        parent = TraceContextTextMapPropagator().extract({"traceparent": record.traceparent}, Context())
+        parent = TraceContextTextMapPropagator().extract({"traceparent": record.origin.traceparent}, Context())
         attributes = {name: value for name, value in self._attributes(record) if value != ""}
         name = f"{attributes['gen_ai.operation.name']} {self._run.model_name}"
         span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=self._ns(record.arrival_time))
@@ -79,7 +79,7 @@ class SpanExporter:
         yield "gen_ai.response.model", self._run.model_name
         yield "gen_ai.response.id", record.request_id
         yield "gen_ai.response.finish_reasons", (str(record.finish_reason),)
-        yield "gen_ai.conversation.id", record.session_id
+        yield "gen_ai.conversation.id", record.origin.session_id
         yield "gen_ai.request.max_tokens", sampling.max_tokens
         yield "gen_ai.request.temperature", sampling.temperature
         yield "gen_ai.request.top_p", sampling.top_p

@@ -82,10 +82,10 @@ class Telemetry:
     def _row(self, record: RequestRecord) -> tuple[object, ...]:
         return (
             record.request_id,
-            record.trace_id,
-            record.client_id,
-            record.session_id,
-            record.fairness_key,
+            record.origin.trace_id,
+            record.origin.client_id,
+            record.origin.session_id,
+            record.origin.fairness_key,
             str(record.finish_reason),
             record.error_code,
             record.prompt_tokens,

@@ -62,7 +62,7 @@ class TimelineEvents:
                 "event": "end",
                 "ts": self._us(record.end_time),
                 "request": record.request_id,
-                "trace": record.trace_id,
+                "trace": record.origin.trace_id,
                 "reason": record.finish_reason,
                 "error": record.error_code,
                 "arrival": arrival,

@@ -67,7 +67,7 @@ class FairPolicy:
     def push(self, request: ScheduledRequest) -> None:
         self._now = max(self._now, request.arrival_time)
         self._expire()
-        share = self._shares.setdefault(request.fairness_key, _Share(request.fairness_key))
+        share = self._shares.setdefault(request.origin.fairness_key, _Share(request.origin.fairness_key))
         self._idle.pop(share.key, None)
         share.num_open += 1
         self._num_pushed += 1
@@ -100,7 +100,7 @@ class FairPolicy:
         return list(islice(chain(self._preempted, found), limit))
 
     def start(self, request: ScheduledRequest) -> None:
-        share = self._shares[request.fairness_key]
+        share = self._shares[request.origin.fairness_key]
         if request.num_preemptions == 0:
             self._num_started += 1
             self._started[request.request_id] = request.priority, share.counter, self._num_started
@@ -110,14 +110,14 @@ class FairPolicy:
     def charge(self, requests: Iterable[ScheduledRequest]) -> None:
         shares, weight = self._shares, self._output_weight
         for request in requests:
-            shares[request.fairness_key].counter += weight
+            shares[request.origin.fairness_key].counter += weight
 
     def end(self, request: ScheduledRequest) -> bool:
         waiting = request.request_id in self._ranks
         started = self._started.pop(request.request_id, None) is not None
         if not (waiting or started):
             return False
-        share = self._shares[request.fairness_key]
+        share = self._shares[request.origin.fairness_key]
         if waiting:
             self._take(request, share)
         share.num_open -= 1
@@ -132,7 +132,7 @@ class FairPolicy:
 
     def tokens_ahead(self, request: ScheduledRequest) -> int:
         """While the key's own queue is served, every other key that waits is served about as much."""
-        share = self._shares.get(request.fairness_key)
+        share = self._shares.get(request.origin.fairness_key)
         num_keys = sum(len(line) for priority, line in self._lines.items() if priority <= request.priority)
         return share.waiting_tokens * num_keys if share else 0
 

@@ -14,8 +14,8 @@ def row(record: RequestRecord) -> dict[str, Any]:
     """What a list of requests shows of one."""
     return {
         "request_id": record.request_id,
-        "client_id": record.client_id,
-        "session_id": record.session_id,
+        "client_id": record.origin.client_id,
+        "session_id": record.origin.session_id,
         "status": record.status.value,
         "finish_reason": record.finish_reason and record.finish_reason.value,
         "error_code": record.error_code,

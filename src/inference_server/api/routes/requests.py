@@ -36,4 +36,4 @@ async def _open(context: ApiContext) -> tuple[RequestRecord, ...]:
 
 
 def _find(id: str, records: tuple[RequestRecord, ...]) -> RequestRecord | None:
-    return next((record for record in records if id in (record.request_id, record.client_id, record.trace_id)), None)
+    return next((record for record in records if id in (record.request_id, record.origin.client_id, record.origin.trace_id)), None)
