@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from triton_cases import DEVICE, ON_GPU, assert_near, exact_after, exact_linear, norm_weight, randn, weights
+from triton_cases import assert_near, exact_after, exact_linear, norm_weight, randn, weights
+from triton_linear_cases import BF16, CONFIG, EPILOGUES, FP32, IN_TURNS, PARTIAL
 
 from inference_server.kernels import reference
 from inference_server.kernels.gpu import linear
-from inference_server.kernels.gpu import one_row as one_row_module
-from inference_server.kernels.gpu.few_rows import few_rows, highest_of_few_rows
+from inference_server.kernels.gpu.few_rows import few_rows
 from inference_server.kernels.gpu.fused_norm import add_norm
 from inference_server.kernels.gpu.launch import LaunchConfig
 from inference_server.kernels.gpu.linear import TritonLinear, operation
@@ -15,16 +15,6 @@ from inference_server.kernels.gpu.one_row import one_row
 from inference_server.kernels.ops import PLAIN, Activation, AddNorm, Epilogue
 from inference_server.kernels.quantize import quantize_weight
 
-BF16, FP32 = torch.bfloat16, torch.float32
-PARTIAL = Epilogue(partial=True)
-EPILOGUES = [
-    PLAIN,
-    Epilogue(Activation.GELU_TANH, gated=True),
-    Epilogue(Activation.SILU, gated=True),
-    Epilogue(softcap=0.5, out_dtype=FP32),
-]
-CONFIG = LaunchConfig(rows=16, block_k=32, num_warps=4, num_stages=2)
-IN_TURNS = LaunchConfig(rows=16, block_k=32, num_warps=4, num_stages=2, programs=2)
 ADD_NORM = [
     (True, True, True, 0.7),
     (True, True, False, 0.7),
@@ -56,47 +46,6 @@ def test_tiles_over_both_sides(epilogue: Epilogue, programs: int) -> None:
     assert_near(y.sum(0) if epilogue.partial else y, exact_linear(x, weight, epilogue))
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("epilogue", [Epilogue(softcap=30.0, out_dtype=FP32), Epilogue(out_dtype=FP32)])
-def test_the_highest_feature(rows: int, epilogue: Epilogue, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    if rows == 1:
-        tall = LaunchConfig(rows=256, block_k=32, num_warps=4)  # few programs: the interpreter runs one after the other
-        monkeypatch.setattr(TritonLinear, "_tuning", lambda *_: tall)
-    x, weight = randn(rows, 32), weights(4100, 32)
-    weight[4099], weight[7] = weight[4000], weight[4000]  # the highest of no row or of all, equal to another
-    layer = TritonLinear(weight, epilogue, FP32)
-    assert layer.highest(x).equal(exact_linear(x, weight, epilogue).argmax(-1))
-    quantized = quantize_weight(weight)
-    layer = TritonLinear(quantized.values, epilogue, FP32, quantized.scales)
-    assert layer.highest(x).equal(layer(x).argmax(-1))
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # numpy, in the interpreter
-@pytest.mark.parametrize("config", [CONFIG, IN_TURNS, LaunchConfig(16, 16, 4, 2, tokens=16)])
-@pytest.mark.parametrize("rows, n, dtype", [(2, 6, FP32), (16, 33, torch.float16), (37, 100, FP32)])
-def test_the_highest_of_a_few_rows_is_that_of_their_product(rows: int, n: int, dtype: torch.dtype, config: LaunchConfig) -> None:
-    """Of small whole numbers, so that many are equal, within tiles and across; of capped and rounded ones, and of int8 weights."""
-    torch.manual_seed(n)
-    x, weight = randn(rows, 48).round(), randn(n, 48).round()
-    scales = torch.rand(n, device=x.device).round() + 0.5
-    for epilogue in (Epilogue(out_dtype=dtype), Epilogue(softcap=2.0, out_dtype=dtype)):
-        for values, scale in ((weight, None), (weight.to(torch.int8), scales)):
-            logits = few_rows(x, values, epilogue, None, config, scale)
-            assert highest_of_few_rows(x, values, epilogue, config, scale).equal(logits.argmax(-1))
-
-
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
-def test_rows_without_a_number_choose_from_the_vocabulary_all_the_same() -> None:
-    torch.manual_seed(0)
-    x, weight = randn(4, 32), randn(40, 32).abs()
-    expected = highest_of_few_rows(x, weight, PLAIN, CONFIG)
-    x[1], x[2] = torch.nan, -torch.inf
-    got = highest_of_few_rows(x, weight, PLAIN, CONFIG).tolist()
-    assert 0 <= got[1] < 40 and got[2] == 0
-    assert [got[0], got[3]] == expected[[0, 3]].tolist()
-
-
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_factor_may_be_a_slice_of_a_wider_tensor(rows: int) -> None:
     torch.manual_seed(0)
@@ -121,67 +70,6 @@ def test_the_norm_before_a_layer(rows: int, residual: bool, post: bool, pre: boo
     for got in results:
         for mine, expected in zip(got, exact_after(before, x, norm, weight, epilogue), strict=True):
             assert_near(mine, expected)
-
-
-@pytest.mark.parametrize("epilogue", EPILOGUES)
-@pytest.mark.parametrize("rows", [1, 3, 17])
-def test_an_int8_weight(rows: int, epilogue: Epilogue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By our kernels or, of many rows, by the library on a widened copy; the norm goes along for one row."""
-    torch.manual_seed(0)
-    monkeypatch.setattr(linear, "MAX_FEW_ROWS", 16)
-    n, k = 24, 48
-    quantized = quantize_weight(weights(n * (2 if epilogue.gated else 1), k))
-    exact = quantized.values * quantized.scales[:, None]
-    x, residual, norm = randn(rows, k), randn(rows, k), AddNorm(norm_weight(k), norm_weight(k), 1e-6)
-    layer = TritonLinear(quantized.values, epilogue, FP32, quantized.scales)
-    assert_near(layer(x), exact_linear(x, exact, epilogue))
-    if rows == 1:
-        monkeypatch.setattr(TritonLinear, "_tuning", lambda *_: CONFIG)
-    for mine, expected in zip(layer.after(residual, x, norm), exact_after(residual, x, norm, exact, epilogue), strict=True):
-        assert_near(mine, expected)
-    assert_near(layer.rows(torch.tensor([3, 0], device=x.device)), exact[[3, 0]])
-
-
-@pytest.mark.parametrize("num_warps", [2, 4])
-def test_every_int8_weight_is_widened_exactly(num_warps: int) -> None:
-    """Each row of x picks one feature; on a card two and four warps widen in different layouts."""
-    dtype = BF16 if ON_GPU else FP32
-    x = torch.eye(256, dtype=dtype, device=DEVICE)
-    weight = torch.stack([torch.arange(256, device=DEVICE).roll(n) - 128 for n in range(64)]).to(torch.int8)
-    y = few_rows(x, weight, PLAIN, None, LaunchConfig(64, 128, num_warps, 3, tokens=16), torch.ones(64, device=DEVICE))
-    assert y.equal(weight.T.to(dtype))
-
-
-def test_an_int8_product_that_was_not_measured_is_shared_out() -> None:
-    torch.manual_seed(0)
-    quantized = quantize_weight(weights(64, 2048))
-    x, residual, norm = randn(5, 2048), randn(5, 64), AddNorm(norm_weight(64), norm_weight(64), 1e-6)
-    parts = TritonLinear(quantized.values, PARTIAL, FP32, quantized.scales)(x)
-    assert parts.shape == (4, 5, 64)
-    expected = reference.add_norm(residual, x @ (quantized.values * quantized.scales[:, None]).T, norm)
-    for mine, exact in zip(add_norm(residual, parts, norm), expected, strict=True):
-        assert_near(mine, exact)
-
-
-@pytest.mark.parametrize("k", [96, 130])
-@pytest.mark.parametrize("outlier", [1.0, 300.0])
-def test_int8_weights_meet_one_row_in_fixed_point_finer_than_bfloat16(k: int, outlier: float) -> None:
-    """Of a row whose largest number the weights ignore; one whose length is not a number of words is multiplied as it is."""
-    torch.manual_seed(0)
-    x, quantized = randn(1, k, dtype=BF16), quantize_weight(weights(24, k))
-    x[0, 5], quantized.values[:, 5] = outlier, 0
-    y = one_row(None, x, None, quantized.values, Epilogue(out_dtype=FP32), None, CONFIG, quantized.scales)[1].double()
-    exact = x.double() @ (quantized.values.double() * quantized.scales[:, None].double()).T
-    assert (y - exact).norm() <= exact.norm() * (1e-4 if outlier == 1.0 else 2**-9)
-
-
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_what_is_no_number_stays_visible_in_fixed_point(bad: float) -> None:
-    x, quantized = randn(1, 96, dtype=BF16), quantize_weight(weights(24, 96))
-    x[0, 40] = bad
-    y = one_row(None, x, None, quantized.values, PLAIN, None, CONFIG, quantized.scales)[1]
-    assert not y.isfinite().any()
 
 
 @pytest.mark.parametrize(
@@ -296,24 +184,6 @@ def test_real_shapes(rows: int, n: int, k: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [2, 16, 32, 64])
-@pytest.mark.parametrize("config", [LaunchConfig(64, 128, 4, 4, programs=264), LaunchConfig(32, 128, 4, 4), LaunchConfig(16, 256, 2, 4)])
-def test_the_highest_of_a_real_vocabulary(rows: int, config: LaunchConfig) -> None:
-    """Of 262,144 features and of a number that fills no tile; every value is there several times, tiles apart."""
-    torch.manual_seed(0)
-    x, weight, epilogue = randn(rows, 1536, dtype=BF16), weights(262144, 1536, BF16), Epilogue(softcap=30.0, out_dtype=FP32)
-    weight[100_000:200_000] = weight[:100_000]
-    quantized = quantize_weight(weight)
-    x[1] = torch.nan
-    for n in (262144, 262101):
-        for values, scales in ((weight[:n], None), (quantized.values[:n], quantized.scales[:n])):
-            got = highest_of_few_rows(x, values, epilogue, config, scales)
-            assert 0 <= got[1] < n
-            got[1] = 0
-            assert got.equal(few_rows(x, values, epilogue, None, config, scales).nan_to_num(-torch.inf).argmax(-1))
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 8, 32, 64, 256])
 def test_an_output_projection(rows: int) -> None:
     torch.manual_seed(0)
@@ -321,29 +191,3 @@ def test_an_output_projection(rows: int) -> None:
     got, expected = TritonLinear(weight, epilogue, BF16)(x), exact_linear(x, weight, epilogue)
     assert_near(got.to(BF16), expected.to(BF16))  # the library rounds before the cap
     assert TritonLinear(weight, epilogue, BF16).highest(x).equal(got.argmax(-1))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 2, 16, 32, 64, 100])
-@pytest.mark.parametrize("n, k", [(2560, 1536), (256, 1536), (1536, 256), (1536, 12288)])
-@pytest.mark.parametrize("epilogue", [PLAIN, EPILOGUES[1]])
-def test_real_shapes_in_int8(rows: int, n: int, k: int, epilogue: Epilogue) -> None:
-    torch.manual_seed(0)
-    quantized = quantize_weight(weights(n * (2 if epilogue.gated else 1), k, BF16))
-    x, exact = randn(rows, k, dtype=BF16), quantized.values * quantized.scales[:, None]
-    layer = TritonLinear(quantized.values, epilogue, BF16, quantized.scales)
-    assert_near(layer(x), exact_linear(x, exact, epilogue))
-    residual, norm = randn(rows, k, dtype=BF16), AddNorm(norm_weight(k), norm_weight(k), 1e-6, 0.9)
-    for mine, expected in zip(layer.after(residual, x, norm), exact_after(residual, x, norm, exact, epilogue), strict=True):
-        assert_near(mine, expected)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("k", [1536, 12288])
-def test_products_of_bytes_are_those_of_shifts(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    quantized, x = quantize_weight(weights(512, k)), randn(1, k, dtype=BF16)
-    layer = TritonLinear(quantized.values, PLAIN, BF16, quantized.scales)
-    by_instruction = layer(x)
-    monkeypatch.setattr(one_row_module, "multiplies_bytes", lambda _: False)
-    assert layer(x).equal(by_instruction)
