@@ -1,7 +1,7 @@
-"""Keep `docs/licences.md` equal to what the packages of `requirements.lock` say of themselves.
+"""Keep `docs/licences.md` equal to what the packages of `requirements.lock` say of their licences.
 
 Without arguments it reports a difference and exits 1; with `--write` it rewrites the file. Licences come from the metadata of the
-packages that are installed here, which has to be the whole of the lock but for what belongs to other platforms.
+installed packages, so the whole lock has to be installed, except what belongs to other platforms.
 """
 
 import re
@@ -16,9 +16,9 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 USES = ("server", "embedded", "otel", "bench", "dev")
-LONGEST = 80  # what is longer in the field for a licence's name is its text
+LONGEST = 80  # a longer entry in the field for a licence's name is the licence's text
 
-# Packages that are not everywhere, or wanted by the CUDA build of torch alone, or do not name a licence: the licence, and what wants them.
+# Packages that exist only on some platforms, that only torch's CUDA build needs, or that name no licence: the licence, and what needs them.
 ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "colorama": ("BSD License", "server"),
     "cuda-bindings": ("Apache-2.0", "server"),
@@ -50,7 +50,7 @@ NVIDIA's CUDA libraries, and so does an image made with `DEVICE=cuda`: whoever p
 
 
 def locked(lock: str) -> dict[str, list[str]]:
-    """Versions by name; some packages have one for each range of Pythons."""
+    """The locked versions by package name. Some packages have one for each range of Python versions."""
     versions: dict[str, list[str]] = {}
     for name, version in re.findall(r"^(\S+)==(\S+)", lock, re.M):
         versions.setdefault(name, []).append(version)
@@ -58,7 +58,7 @@ def locked(lock: str) -> dict[str, list[str]]:
 
 
 def licence(name: str) -> str:
-    """As the package names it: by an SPDX expression, else by a name, else by its classifiers. Raises ValueError where it does not."""
+    """The licence as the package names it: an SPDX expression, else a name, else its classifiers. Raises ValueError if it names none."""
     found = metadata(name)
     if expression := found.get_all("License-Expression"):
         return str(expression[0])
@@ -72,7 +72,7 @@ def licence(name: str) -> str:
 
 
 def closure(requirements: Iterable[str]) -> set[str]:
-    """Names of all that these requirements bring along on this machine."""
+    """Names of the packages that these requirements install on this machine, with all that those require."""
     todo = [Requirement(text) for text in requirements]
     seen: set[tuple[str, str]] = set()
     while todo:
@@ -91,14 +91,14 @@ def closure(requirements: Iterable[str]) -> set[str]:
 
 
 def uses(pyproject: str) -> dict[str, str]:
-    """For each package here the first of `USES` that wants it."""
+    """For each installed package, the first of `USES` that needs it."""
     project = tomllib.loads(pyproject)["project"]
     wanted = {"server": project["dependencies"], **project["optional-dependencies"]}
     return {name: use for use in reversed(USES) for name in closure(wanted[use])}
 
 
 def page(lock: str, pyproject: str) -> str:
-    """The whole of `docs/licences.md`. Raises ValueError or PackageNotFoundError for a package that nothing is known of."""
+    """The whole of `docs/licences.md`. Raises ValueError or PackageNotFoundError for a package about which nothing is known."""
     used, rows = uses(pyproject), []
     for name, versions in locked(lock).items():
         known = next((found for start, found in ELSEWHERE.items() if name == start or name.startswith(f"{start}-")), None)

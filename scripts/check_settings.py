@@ -1,6 +1,6 @@
 """Keep `.env.example` and the README's settings table equal to the fields of `Settings`.
 
-Without arguments it reports each file that differs and exits 1; with `--write` it rewrites them. Values set on this machine play no part.
+Without arguments it reports each file that differs and exits 1; with `--write` it rewrites them. Settings of this machine do not matter.
 """
 
 import sys
@@ -32,7 +32,7 @@ def readme(text: str) -> str:
 
 
 def stale(root: Path) -> dict[Path, str]:
-    """The files under `root` that are not as the settings say, with the text they should have."""
+    """The files under `root` that differ from the settings, each with the text that it should have."""
     renderers: dict[str, Callable[[str], str]] = {".env.example": env_example, "README.md": readme}
     wanted: dict[Path, str] = {}
     for name, render in renderers.items():

@@ -51,7 +51,7 @@ def measure(path: Path, root: Path) -> Module:
 
 
 def module_failures(module: Module) -> Iterator[str]:
-    """What is wrong with one file by itself."""
+    """The limits that one file breaks by itself."""
     limit = FILE_HARD if module.folders & MAY_REACH_FILE_HARD else FILE_HARD - 1
     if module.lines > limit:
         yield f"{module.path}: {module.lines} lines, at most {limit}"
@@ -64,7 +64,7 @@ def module_failures(module: Module) -> Iterator[str]:
 
 
 def tree_failures(modules: list[Module]) -> Iterator[str]:
-    """What is wrong with the tree as a whole."""
+    """The limits that the tree breaks as a whole."""
     median = statistics.median(module.lines for module in modules)
     if median > FILE_MEDIAN:
         yield f"median file has {median:g} lines, at most {FILE_MEDIAN}"
@@ -75,7 +75,7 @@ def tree_failures(modules: list[Module]) -> Iterator[str]:
 
 
 def main(root: Path) -> int:
-    """Print warnings and failures of the tree at `root`; 1 when there is a failure or nothing to measure."""
+    """Print warnings and failures of the tree at `root`. Returns 1 if there is a failure or nothing to measure, else 0."""
     modules = [measure(path, root) for tree in TREES for path in sorted((root / tree).rglob("*.py"))]
     if not modules:
         print(f"no Python files under {root}")

@@ -1,7 +1,7 @@
-"""Check and time the Triton attention kernels on a GPU, one layer at a time, with the KV of several layers so that L2 does not hold it.
+"""Check and time the Triton attention kernels on a GPU, per layer, on the KV of so many layers that L2 does not hold it.
 
-Decode is compared with the bytes of keys and values it must read, prefill with the operations of its causal dot products. With --tune
-every launch of a grid is checked and timed first, and the best of each head_dim is used for the table. It needs torch and Triton alone:
+The floor of a decode is reading its keys and values, that of a prefill the operations of its causal dot products. With --tune every
+launch of a grid is checked and timed first, and the best of each head_dim is used for the table. It needs torch and Triton alone:
     PYTHONPATH=src python scripts/bench/attention_kernels.py [--tune]
 """
 
@@ -23,9 +23,9 @@ from inference_server.kernels.reference import paged_attention
 
 BYTES_PER_S, FLOPS = 4.27e12, 774e12  # of an H200: copies, bf16 matrix products
 BLOCK = 16
-COLD_BYTES = 200e6  # KV that a round over all layers reads, where 64 layers are enough for it
+COLD_BYTES = 200e6  # KV that a round over all layers reads, unless that takes more than 64 layers
 SHARED_BYTES = 227 * 1024
-TOLERANCE = 1e-2  # of bf16, norm of the difference over norm of the reference
+TOLERANCE = 1e-2  # in bf16: norm of the difference over norm of the reference
 Launch = DecodeLaunch | PrefillLaunch
 
 
@@ -55,7 +55,7 @@ PREFILLS = [1024, 8192]
 
 
 class Load:
-    """`rows` rows of `context` tokens, the last `count` of them new, in the blocks of as many layers as it takes to be cold."""
+    """`rows` rows of `context` tokens, the last `count` of them new, with KV in so many layers that L2 does not hold it."""
 
     def __init__(self, shape: Shape, rows: int, context: int, count: int) -> None:
         self.shape, self.rows, self.context, self.count = shape, rows, context, count
@@ -156,7 +156,7 @@ def probe(shape: Shape, count: int, launch: Launch) -> float | None:
 
 
 def compiled(jobs: list[tuple[Shape, int, Launch]]) -> Iterable[tuple[Shape, int, Launch]]:
-    """Those of the jobs that compile and are right, compiled by several processes into Triton's cache."""
+    """Yield the jobs whose kernels compile and are right. Several processes compile them into Triton's cache."""
     with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
         running = {pool.submit(probe, *job): job for job in jobs}
         for done in as_completed(running):
@@ -168,7 +168,7 @@ def compiled(jobs: list[tuple[Shape, int, Launch]]) -> Iterable[tuple[Shape, int
 
 
 def tune() -> dict[tuple[str, bool], list[tuple[Launch, list[float]]]]:
-    """For each tuned shape, decode and prefill: the launches with their times over the tuning loads, best first."""
+    """By shape and whether it is prefill: the launches, best first, each with its times in µs over the tuning loads."""
     jobs = [(s, 1, launch) for s in TUNED for launch in decode_grid(s)] + [(s, 333, launch) for s in TUNED for launch in prefill_grid(s)]
     usable = list(compiled(jobs))
     print(f"{len(usable)} of {len(jobs)} launches are usable", flush=True)
@@ -194,7 +194,7 @@ TUNING_DECODES = [(1, 300), (1, 1024), (1, 8192), (32, 300), (32, 1024), (32, 81
 
 
 def rank(launches: Iterable[Launch], loads: list[Load]) -> list[tuple[Launch, list[float]]]:
-    """Launches by the geometric mean of their times."""
+    """The launches and their times, ordered by the geometric mean of the times."""
     timed = [(launch, [load.time(launch) for load in loads]) for launch in launches]
     return sorted(timed, key=lambda entry: statistics.geometric_mean(entry[1]))
 

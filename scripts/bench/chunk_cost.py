@@ -1,7 +1,7 @@
-"""What a step with a chunk of a prompt costs, by the size of the chunk and the tokens before it: best processor and wall time.
+"""What a step with a chunk of a prompt costs, by the size of the chunk and the tokens before it: least processor and wall time.
 
-The backend alone, on the model that MODEL_NAME names (default: embedded). A chunk is the step's only row, and nothing is sampled after
-it, or, with `--beside`, the decoding row of a short sequence is in the step too.
+Runs the backend alone, on the model that MODEL_NAME names (default: embedded). The chunk is the step's only row and nothing is sampled
+after it; with `--beside`, a short sequence decodes in the same step.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main() -> None:
     backend = create_backend(settings.model_options(), folder)
     spec = backend.load()
     num_blocks = (max(args.contexts) + max(args.chunks)) // BLOCK_SIZE + 16
-    layout = KVLayout(spec.groups, BLOCK_SIZE, num_slabs=num_blocks)  # so every layer group has that many
+    layout = KVLayout(spec.groups, BLOCK_SIZE, num_slabs=num_blocks)  # so that every layer group has `num_blocks`
     backend.allocate(layout)
 
     def best_ms(plan: StepPlan) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Compare the throughput of answers that follow a JSON schema with that of free ones: the same number of clients, tokens and prompts.
 
 Runs the engine in this process, without HTTP, on the model that MODEL_NAME names (default: embedded). Rounds of both kinds take
-turns, so a machine that is busy with other things slows both; the share is that of their medians.
+turns, so a machine that is busy with other things slows both. The ratio is that of their medians.
 """
 
 import argparse
@@ -38,7 +38,7 @@ NUM_PROMPT = 32
 def run(
     engine: Engine, name: str, num_clients: int, max_tokens: int, grammar: CompiledGrammar | None, eos: frozenset[int]
 ) -> tuple[float, float]:
-    """Seconds of the clock and of the processor for one round."""
+    """Seconds that one round takes, by the clock and of processor time."""
     for client in range(num_clients):
         token_ids = [2] + [1000 + (client * 97 + index) % 5000 for index in range(NUM_PROMPT - 1)]
         sampling = SamplingParams(temperature=1.0, seed=client, max_tokens=max_tokens, stop_token_ids=eos if grammar else frozenset())

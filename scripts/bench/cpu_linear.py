@@ -1,6 +1,7 @@
 """Linear layers on one core: processor time of torch's bfloat16 product, of our bfloat16 tiles and panels and of our int8 panels.
 
-Shapes are those of Gemma 3 270M. The best of several calls counts, in microseconds and in operations (two for each weight and row).
+Shapes are those of Gemma 3 270M. The best of several calls counts. Its time is shown in microseconds and as a rate of operations (two for
+each weight and row).
 """
 
 import argparse
@@ -18,11 +19,11 @@ from inference_server.kernels.quantize import quantize_weight
 from inference_server.kernels.reference import StockLinear
 
 SHAPES = {"qkv": (1536, 640), "out": (640, 1024), "gate and up": (4096, 640), "down": (640, 2048), "lm_head": (262144, 640)}
-MANY_ROWS = 64  # from here on the output projection is left out: only rows that sample reach it
+MANY_ROWS = 64  # with this many rows or more the output projection is left out: only rows that sample reach it
 
 
 def best_us(call: Callable[[], Tensor], seconds: float) -> float:
-    """Of as many calls as fit in about that time, at least three."""
+    """The least microseconds of a call, over as many calls as take about `seconds`, but at least three."""
     best, end, calls = float("inf"), time.monotonic() + seconds, 0
     while calls < 3 or time.monotonic() < end:
         start = time.process_time()
@@ -34,7 +35,7 @@ def best_us(call: Callable[[], Tensor], seconds: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 512])
-    parser.add_argument("--seconds", type=float, default=0.5, help="for each figure")
+    parser.add_argument("--seconds", type=float, default=0.5, help="seconds of measurement for each figure")
     args = parser.parse_args()
     torch.set_num_threads(1)
     unit = vector_unit(cpu_features())

@@ -2,9 +2,9 @@
 
     python scripts/bench/decode_step.py [gemma4-e2b] [--rows 1 8 32 256] [--context 128] [--kernels] [--int8] [--choose]
 
-Random weights of the real shapes. Prints milliseconds a step on the CUDA operations and, but for models with experts, on the reference
-operations in the same graph with our attention; and the floor, every weight read once at the card's copy bandwidth. With `--kernels`
-also the time of each kernel of a step, by name; with `--choose` a step ends in a greedy token a row, not in logits.
+Weights are random, in the real shapes. Prints milliseconds a step on the CUDA operations, and on the reference operations with our
+attention, also as a graph (not for models with experts). The floor is reading every weight once at the card's copy bandwidth. With
+`--kernels` it also prints the time of each kernel of a step, by name. With `--choose` a step ends in one greedy token a row, not in logits.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Int8Ops(TritonOps):
 
 
 class StepKV:
-    """Keys and values of one layer a group, which its other layers share here: only their shapes count."""
+    """Keys and values of one layer for each group. All layers of a group share them here, since only their shapes count."""
 
     def __init__(self, groups: tuple[LayerGroup, ...], num_blocks: int) -> None:
         self._group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
@@ -60,7 +60,7 @@ class StepKV:
 
 
 def build(name: str, ops: Ops) -> tuple[Model, int]:
-    """The model, and the bytes of its weights that a step of one row reads at most once."""
+    """The model, and the bytes of the weights that a step of one row reads."""
     found = find_family(CONFIGS[name])
     assert found is not None
     config = found[1].config_from_dict(CONFIGS[name])
@@ -79,7 +79,7 @@ def build(name: str, ops: Ops) -> tuple[Model, int]:
 
 
 def step(model: Any, ops: Ops, rows: int, context: int, choose: bool = False) -> Callable[[], Tensor]:
-    """A step of so many rows, each with `context` tokens behind it, to logits or to the likeliest token of each."""
+    """A step of `rows` rows, each after `context` tokens. It ends in logits, or with `choose` in the likeliest token of each row."""
     groups = model.config.layer_groups(DTYPE.itemsize)
     blocks = -(-(context + 1) // BLOCK_SIZE)
     tables = torch.arange(rows * blocks, dtype=torch.int32, device=CUDA).view(rows, blocks) + 1
@@ -102,7 +102,7 @@ def step(model: Any, ops: Ops, rows: int, context: int, choose: bool = False) ->
 
 
 def kernel_times(run: Callable[[], Tensor]) -> Iterator[str]:
-    """Microseconds of each kernel in one step, the launches not overlapped."""
+    """Lines with the microseconds of each kernel in one step whose launches do not overlap."""
     run()
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         run()
@@ -117,9 +117,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 256])
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--kernels", action="store_true")
-    parser.add_argument("--int8", action="store_true", help="quantise the linear layers; not those of experts")
-    parser.add_argument("--choose", action="store_true", help="a greedy token a row, as a greedy step of the engine does")
-    parser.add_argument("--torch-compile", action="store_true", help="as CUSTOM_BACKEND_COMPILE; not with --int8")
+    parser.add_argument("--int8", action="store_true", help="quantise the linear layers, except those of experts")
+    parser.add_argument("--choose", action="store_true", help="end the step in one greedy token a row, as the engine's greedy steps do")
+    parser.add_argument("--torch-compile", action="store_true", help="compile as CUSTOM_BACKEND_COMPILE does; not with --int8")
     arguments = parser.parse_args()
     ours = (Int8Ops if arguments.int8 else TritonOps)(DTYPE, *([compiled] if arguments.torch_compile else []))
     model, weight_bytes = build(arguments.model, ours)

@@ -1,10 +1,10 @@
-"""One token a row of 262,144 logits, in one CUDA graph: every variant of `DeviceSampler`, beside torch's argmax and the eager draw.
+"""Choose one token a row from 262,144 logits, in one CUDA graph: each variant of `DeviceSampler`, torch's argmax and the eager draw.
 
     python scripts/bench/draw.py [--rows 1 32 256]
 
 The floor reads the logits once at the card's copy bandwidth. "Zipf" logits fall with the logarithm of the rank, as a model's do; normal
-ones are flat, so that a top-p of 0.95 keeps most of the vocabulary and no candidates can be gathered: the worst case. The last columns are
-not in a graph: the penalties of all rows, and the processor time of `prepare` for a batch whose rows stay.
+ones are flat, so that a top-p of 0.95 keeps most of the vocabulary and no candidates can be gathered: the worst case. The last two
+columns are not of a graph: the penalties of all rows, and the processor time of `prepare` for a batch whose rows stay the same.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def eager_ms(logits: Tensor) -> float:
 
 
 def penalties_ms(logits: Tensor) -> float:
-    """One step of `DeviceAdjustment`, from its first launch to its last, host included."""
+    """Milliseconds of one step of `DeviceAdjustment`, from its first launch to its last, with the host's work."""
     rows = len(logits)
     params = SamplingParams(presence_penalty=0.1, repetition_penalty=1.1, logit_bias=((5, 1.0),))
     requests = [ScheduledRequest(f"r{row}", list(range(100)), params, 0.0, slot=row) for row in range(rows)]

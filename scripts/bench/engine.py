@@ -1,7 +1,7 @@
 """Measure the engine without HTTP: whole workloads through `Engine.step`, scheduler and prefix cache on, dummy weights of released shapes.
 
-A step's time is the wall time of the workload over the output tokens of its longest request, prefill included, as it was measured for vLLM
-0.26 on an H200 (the column beside ours; other hardware has none). It needs torch, Triton and tokenizers, no web framework:
+A step's time is the wall time of the workload, prefill included, over the output tokens of its longest request. vLLM 0.26 was measured in
+the same way on an H200; that column is left out on other hardware. It needs torch, Triton and tokenizers, no web framework:
 
     PYTHONPATH=src python scripts/bench/engine.py gemma4-e2b [--workloads b1 b256] [--profile] [--cuda-graph-sizes 0]
 """
@@ -25,7 +25,7 @@ from inference_server.engine.engine import Engine
 
 
 def drain(engine: Engine) -> int:
-    """Step until nothing is left; the number of steps."""
+    """Step until no work is left. Returns the number of steps."""
     steps = 0
     while engine.has_work:
         engine.step()
@@ -35,7 +35,7 @@ def drain(engine: Engine) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """figure: in the workload's unit. host_ms: of a step, what the host did beside waiting for the device."""
+    """figure: in the workload's unit. host_ms: what the host did in a step, without its waiting for the device."""
 
     workload: Workload
     figure: float
@@ -44,7 +44,7 @@ class Result:
 
 
 def measure(engine: Engine, workload: Workload, clock: WaitClock, rounds: int, temperature: float = 0.0) -> Result:
-    """The best of the rounds."""
+    """Run the workload `rounds` times and return the best result."""
     assert engine.model is not None
     results = []
     for round_ in range(rounds):
@@ -73,18 +73,18 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=CONFIGS)
     parser.add_argument("--workloads", nargs="+", default=[w.name for w in WORKLOADS], choices=[w.name for w in WORKLOADS], metavar="NAME")
-    parser.add_argument("--num-layers", type=int, help="the first layers only, where memory or time is short")
+    parser.add_argument("--num-layers", type=int, help="use only so many of the first layers, where memory or time is short")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--quantization", default="none", choices=["none", "int8"], help="vLLM's figures are without")
-    parser.add_argument("--temperature", type=float, default=0.0, help="above 0 tokens are drawn; vLLM's figures are greedy")
+    parser.add_argument("--quantization", default="none", choices=["none", "int8"], help="vLLM's figures are without quantisation")
+    parser.add_argument("--temperature", type=float, default=0.0, help="above 0, tokens are drawn; vLLM's figures are greedy")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--max-batch-size", type=int, default=256)
     parser.add_argument("--max-batched-tokens", type=int, default=8192)
     parser.add_argument("--max-model-len", type=int, default=16384)
     parser.add_argument("--prefill-mode", type=PrefillMode, choices=list(PrefillMode), default=PrefillMode.BATCHED)
-    parser.add_argument("--unnoticed-itl-ms", type=float, default=SchedulerOptions().unnoticed_itl_ms, help="of `mixed` and `chunked`")
-    parser.add_argument("--cuda-graph-sizes", type=int, nargs="*", default=[], help="0 for none")
-    parser.add_argument("--torch-compile", action="store_true", help="as CUSTOM_BACKEND_COMPILE")
+    parser.add_argument("--unnoticed-itl-ms", type=float, default=SchedulerOptions().unnoticed_itl_ms, help="for `mixed` and `chunked`")
+    parser.add_argument("--cuda-graph-sizes", type=int, nargs="*", default=[], help="0 for no graphs")
+    parser.add_argument("--torch-compile", action="store_true", help="compile as CUSTOM_BACKEND_COMPILE does")
     parser.add_argument("--host", action="store_true", help="where the host's time of a step goes: decodes of 1, 32 and 256 rows")
     parser.add_argument(
         "--profile", action="store_true", help="where the time of a step goes: decodes of 1, 32 and 256 rows, prompts of 8,192"
@@ -116,7 +116,7 @@ def main() -> None:
         start = time.perf_counter()
         engine = create_engine(folder, model, scheduler, CacheOptions())
         gc.collect()
-        gc.freeze()  # as the server does, or a collection now and then would walk all that torch has loaded
+        gc.freeze()  # as the server does: else each full collection would walk all that torch has loaded
         print(f"{args.model}: ready after {time.perf_counter() - start:.1f} s, {args.prefill_mode} prefill", flush=True)
     assert engine.model is not None
     backend: Any = engine.model.backend

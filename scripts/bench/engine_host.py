@@ -1,6 +1,6 @@
-"""Where the host's time of a decode step goes: time by part of the step, each part without those it calls.
+"""Where the host's time of a decode step goes: time by part of the step, each part without those that it calls.
 
-Parts are timed by wrapping their methods, which costs a microsecond a call and names nothing that a step does a row at a time.
+Parts are timed by wrapping their methods, which costs a microsecond a call. Nothing that a step does once for each row is a part.
 """
 
 import time
@@ -15,7 +15,7 @@ _WAIT = "waiting for the device"
 
 
 def parts_of(engine: Engine) -> list[tuple[str, Any, str]]:
-    """What to call a part, and the object and the name of the method that it is."""
+    """For each part: what to call it, and the object and the name of the method that it times."""
     inside: Any = engine
     pipeline, scheduler = inside._pipeline, inside._scheduler
     backend, processor = pipeline._backend, pipeline._processor
@@ -42,7 +42,7 @@ def parts_of(engine: Engine) -> list[tuple[str, Any, str]]:
 
 
 class HostTimes:
-    """Seconds by part, from the moment it is made until `remove`, of any clock."""
+    """Seconds by part, of any clock, from the moment this is made until `remove`."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -72,7 +72,7 @@ class HostTimes:
 
 
 def print_host_times(name: str, engine: Engine, requests: list[ScheduledRequest], warm_steps: int, timed_steps: int) -> None:
-    """Time so many steps, after those that the requests need to come to what is asked for."""
+    """Time `timed_steps` steps and print where their time goes. The `warm_steps` before bring the requests to the state of interest."""
     for request in requests:
         engine.add(request)
     for _ in range(warm_steps):

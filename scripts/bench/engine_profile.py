@@ -1,7 +1,7 @@
 """Where the time of a decode step goes, by the profiler's trace of the device: busy time by kernel, gaps within steps and between them.
 
 A step begins with the kernel that places its tokens. Launches that overlap count twice in the busy time, and tracing slows short
-kernels down, so that shares count here and times come from `engine.py` without it.
+kernels down, so read only shares here, and take times from `engine.py` without `--profile`.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ Span = tuple[float, float, str]  # begin and end in µs, name
 
 
 def print_profile(name: str, engine: Engine, requests: list[ScheduledRequest], warm_steps: int, traced_steps: int) -> None:
-    """Trace so many steps, after those that the requests need to come to what is asked for."""
+    """Trace `traced_steps` steps and print where their time goes. The `warm_steps` before bring the requests to the state of interest."""
     for request in requests:
         engine.add(request)
     for _ in range(warm_steps):
@@ -54,7 +54,7 @@ def print_profile(name: str, engine: Engine, requests: list[ScheduledRequest], w
 
 
 def _device_spans(trace: Any) -> list[Span]:
-    """Kernels; copies between host and device are the steps' frame, not their work."""
+    """The spans of kernels, in order. Copies between host and device do not count: they frame the steps, and are not their work."""
     events = trace.profiler.kineto_results.events()
     return [
         (event.start_ns() / 1e3, (event.start_ns() + event.duration_ns()) / 1e3, event.name())

@@ -1,4 +1,4 @@
-"""An engine for benchmarks: a model folder that is only a config, words for text, and a clock on what the host waits for."""
+"""An engine for benchmarks: a model folder that is only a config, words for text, and a clock for what the host waits for the device."""
 
 import json
 import tempfile
@@ -21,7 +21,7 @@ from inference_server.tokenization.chat_template import ChatTemplate
 
 
 class WordTokenizer:
-    """Every id is a short word, so that detokenising costs what it does for text."""
+    """Spells every id as a short word, so that detokenising costs what it does for text."""
 
     bos_token_id = None
     eos_token_ids = ()
@@ -32,7 +32,7 @@ class WordTokenizer:
         self.vocab_size = vocab_size
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [0] * len(text)  # the benchmark has no text: only a dialect's markers are looked up, of which none is one token
+        return [0] * len(text)  # no text is encoded here, only a dialect's markers, to see which of them are one token: none
 
     def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
         return b"".join(map(self.token_bytes, ids)).decode()
@@ -45,7 +45,7 @@ class WordTokenizer:
 
 
 class WaitClock:
-    """What the engine thread spends waiting for the device; the rest of a step is the host's work."""
+    """Adds up what the engine thread spends waiting for the device; the rest of a step is the host's work."""
 
     def __init__(self, backend: Any) -> None:
         self.waited_s = 0.0
@@ -60,7 +60,7 @@ class WaitClock:
 
 
 def create_engine(folder: Path, model: ModelOptions, scheduler: SchedulerOptions, cache: CacheOptions) -> Engine:
-    """An engine on the model in `folder`, loaded."""
+    """An engine that has loaded the model in `folder`."""
 
     def load() -> LoadedModel:
         backend = create_backend(model, folder)

@@ -11,7 +11,7 @@ from inference_server.core.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`rows` requests together. prompt, output: tokens in and out, from the first to the second number, drawn by a fixed seed."""
+    """`rows` requests together. prompt, output: range of the tokens in and out of a request, which a fixed seed draws."""
 
     name: str
     rows: int
@@ -20,7 +20,7 @@ class Workload:
     unit: str = "ms/step"
 
     def requests(self, round_: int, vocab_size: int, temperature: float = 0.0) -> list[ScheduledRequest]:
-        """No two prompts share a prefix, those of two rounds neither."""
+        """The requests of a round. No two prompts share a prefix, not even in different rounds."""
         random = Random(f"{self.name} {round_}")
         requests = []
         for i in range(self.rows):

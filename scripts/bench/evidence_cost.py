@@ -1,9 +1,9 @@
 """What telemetry, timeline and spans together cost: throughput with all three beside that with none, on one model, in turns.
 
 Runs the engine in this process, without HTTP, on the model that MODEL_NAME names (default: embedded). Two engines share the loaded
-model and take turns, so a machine that is busy with other things slows both; the share is the median over pairs of rounds. Beside it stands
-what the threads that write take of the processor, which a busy machine disturbs far less; the engine's thread only appends to queues.
-The collector of the spans is a process of its own. Short answers make it hard: every request's end is a row, a line and four spans.
+model and take turns, so a machine that is busy with other things slows both. The ratio is the median over pairs of rounds. It also prints
+the share of the processor time that the writing threads take, which a busy machine disturbs far less; the engine's thread only appends to
+queues. The spans go to a collector process. Short answers are the hard case: each request writes a row, a line and four spans at its end.
 """
 
 import argparse
@@ -47,7 +47,7 @@ server.serve_forever()
 
 @contextmanager
 def collector() -> Iterator[str]:
-    """The address of something that takes spans and throws them away."""
+    """The address of a process that takes spans and throws them away."""
     with Popen([sys.executable, "-c", COLLECTOR], stdout=PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -57,7 +57,7 @@ def collector() -> Iterator[str]:
 
 
 def run(engine: Engine, num_requests: int, max_tokens: int, name: str) -> tuple[float, float]:
-    """Seconds of the clock and of this process's processors a token; prompts of two rounds share nothing."""
+    """Seconds a token, by the clock and of this process's processor time. Prompts share nothing with those of another `name`."""
     for index in range(num_requests):
         token_ids = [2] + [1000 + (hash((name, index)) + 31 * position) % 50_000 for position in range(NUM_PROMPT - 1)]
         sampling = SamplingParams(temperature=0.0, seed=index, max_tokens=max_tokens)
@@ -75,13 +75,13 @@ def engine_on(load: Callable[[], LoadedModel], sinks: Sinks) -> Engine:
 
 
 def writing_s(sinks: Sinks) -> float:
-    """Processor time of the threads that write, which bear the names of their sinks."""
+    """Processor seconds of the threads that write, which bear the names of their sinks."""
     idents = [thread.ident for thread in threading.enumerate() if thread.name in sinks.writing and thread.ident is not None]
     return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents)
 
 
 def compare(model: LoadedModel, requests: int, tokens: int, rounds: int) -> tuple[list[Sequence[float]], float]:
-    """For each pair of rounds, (clock, processor) with all three over that without; and the writers' share of the processor."""
+    """For each pair of rounds the ratios (clock, processor) of all three over none; and the writing threads' share of processor time."""
     shares: list[Sequence[float]] = []
     processor_s = 0.0
     with tempfile.TemporaryDirectory() as folder, collector() as endpoint:
@@ -105,8 +105,8 @@ def compare(model: LoadedModel, requests: int, tokens: int, rounds: int) -> tupl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=8, help="rows that decode together")
-    parser.add_argument("--requests", type=int, default=48, help="of a round")
-    parser.add_argument("--tokens", type=int, default=16, help="of an answer")
+    parser.add_argument("--requests", type=int, default=48, help="requests of a round")
+    parser.add_argument("--tokens", type=int, default=16, help="tokens of an answer")
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     model = load_model(Settings(enable_prefix_cache=False, max_batch_size=arguments.batch))

@@ -14,7 +14,7 @@ from inference_server.kernels.ops import Activation
 from inference_server.kernels.reference import moe_experts
 
 MAX_ERROR = 0.01
-SHARED_BYTES = 220_000  # of an H200: only to leave out what cannot be launched
+SHARED_BYTES = 220_000  # an H200's, only to leave out what cannot be launched
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ExpertShape:
 
 
 class ExpertsBench:
-    """A layer's experts for so many rows. `configs` stands in the place of the launch table; `kernels` are the entries asked for."""
+    """A layer's experts on `rows` rows. configs: takes the place of the launch table. kernels: the entries that a run has asked for."""
 
     def __init__(self, shape: ExpertShape, rows: int) -> None:
         torch.manual_seed(0)
@@ -36,7 +36,7 @@ class ExpertsBench:
         gate_up = self._random(shape.num_experts, 2 * shape.size, shape.hidden_size)
         self.layer = experts.TritonExperts(gate_up, self._random(shape.num_experts, shape.hidden_size, shape.size), Activation.SILU)
         self.x = torch.randn(rows, shape.hidden_size, device="cuda", dtype=torch.bfloat16)
-        scores = torch.rand(8, rows, shape.num_experts, device="cuda")  # several, so that what one chose is not what the next finds in L2
+        scores = torch.rand(8, rows, shape.num_experts, device="cuda")  # several, so that L2 does not hold what the next one chooses
         self.routings = [(step.indices.int(), step.values) for step in (one.softmax(-1).topk(shape.top_k) for one in scores)]
         expected = moe_experts(self.x, gate_up, self.layer.down, self.routings[0][0].long(), self.routings[0][1], Activation.SILU)
         self.expected = expected.float()
@@ -76,7 +76,7 @@ def candidates(name: str, k: int) -> Iterator[LaunchConfig]:
 
 
 def compile_experts(shape: ExpertShape, rows: int) -> None:
-    """Run each candidate once; what is compiled lands in Triton's cache."""
+    """Run each candidate once, so that Triton's cache holds its compiled kernel."""
     bench = ExpertsBench(shape, rows)
     bench.run()
     for key, (name, _, k) in list(bench.kernels.items()):
@@ -87,7 +87,7 @@ def compile_experts(shape: ExpertShape, rows: int) -> None:
 
 
 def tune_experts(shape: ExpertShape, rows: int) -> Iterator[tuple[str, list[int]]]:
-    """Entries of the launch table: one kernel after the other, the second beside the best of the first."""
+    """Yield the best entries of the launch table. The kernels are tuned in turn, each after the best launches of those before it."""
     bench = ExpertsBench(shape, rows)
     bench.check()
     before = bench.microseconds()

@@ -1,4 +1,4 @@
-"""A loaded model on `FakeBackend`, with the real scheduler and cache: what servers are tried on, and measured without a model's work."""
+"""A loaded model on `FakeBackend`, with the real scheduler and cache, to try servers and to measure them without a model's work."""
 
 from inference_server.backends.fake_backend import FakeBackend
 from inference_server.config import Settings
@@ -15,7 +15,9 @@ CONTENTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 def load_fake(settings: Settings, backend: FakeBackend, journal: PrefixJournal | None = None, template: str = CONTENTS) -> LoadedModel:
-    """A prompt is its bytes, a chat what the template makes of it: the contents of its messages in a row. journal: of the cache."""
+    """Load the fake model. A prompt's tokens are its bytes. template: makes a chat a prompt, by default the contents of its messages in a
+    row. journal: where the prefix cache writes what comes and goes.
+    """
     spec, options = backend.load(), settings.cache_options(journal)
     layout = kv_layout(options, spec)
     backend.allocate(layout)

@@ -1,9 +1,10 @@
-"""Does the simulator tell the truth? The same conversations put to a real fleet on Ray and to a simulated one: hit rate and p99 TTFT.
+"""Does the simulator tell the truth? Put the same conversations to a real fleet on Ray and to a simulated one; compare hit rate, p99 TTFT.
 
 Replicas are whole servers on a fake model whose steps sleep; requests go over HTTP, through Serve's proxy, the ingress and its router.
-What a step and the way to it cost is measured first, one request at a time, and nothing is fitted to what is compared. Figures are of all
-requests of all seeds together, the simulated ones of several draws of the router: a p99 of a hundred requests is off by half. The bar is
-15 % for each workload; a busy machine breaks it, less so where steps are long. Needs the extra `fleet`.
+First it measures, one request at a time, what a step costs and what the way to the replica costs; nothing is fitted to the results that
+are compared. Figures pool the requests of all seeds, the simulated ones also those of several draws of the router, since a p99 of a
+hundred requests is off by half. The bar is a difference of 15 % in each workload; a busy machine breaks it, less easily where steps are
+long. Needs the extra `fleet`.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def simulated(args: argparse.Namespace, measured: Measured, shape: WorkloadShape
 
 
 async def compare(args: argparse.Namespace, url: str) -> list[float]:
-    """How far apart the two are, for each workload and figure."""
+    """The relative difference between the real fleet and the simulated one, for each workload and figure."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, limits=limits) as http:
         measured = await measure(http)
@@ -61,7 +62,7 @@ async def compare(args: argparse.Namespace, url: str) -> list[float]:
 
 
 def show(name: str, real: Sequence[Outcome], virtual: Sequence[Outcome]) -> list[float]:
-    """How far apart the figures are that the bar is for; the median is only shown."""
+    """Print the figures of a workload. Returns the relative differences of those that have to meet the bar; the median TTFT has none."""
     one, other = pooled(real), pooled(virtual)
     print(f"{name}: {one.requests} requests, {other.requests} simulated in {len(virtual)} runs")
     figures: dict[str, Callable[[Outcome], float]] = {
@@ -80,7 +81,7 @@ def show(name: str, real: Sequence[Outcome], virtual: Sequence[Outcome]) -> list
 
 
 def pooled(outcomes: Sequence[Outcome]) -> Outcome:
-    """The requests of all of them."""
+    """One outcome with the requests of all."""
     every = Outcome(ttft=[seconds for out in outcomes for seconds in out.ttft])
     for out in outcomes:
         every.requests += out.requests
@@ -96,8 +97,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--warmup", type=float, default=10.0)
     parser.add_argument("--step-ms", type=float, default=100.0)
-    parser.add_argument("--token-us", type=float, default=75.0, help="what a prompt token adds to a step")
-    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--token-us", type=float, default=75.0, help="what a prompt token adds to a step, in microseconds")
+    parser.add_argument("--seed", type=int, default=0, help="the first of the seeds")
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     load = partial(fleet_fake.load, step_s=args.step_ms / 1e3, token_s=args.token_us / 1e6, groups=FULL_ONLY, hollow=True)

@@ -1,7 +1,7 @@
 """What a request, and an event of a stream, cost the processes of a fleet: processor time of proxy, ingress and replica on a fake model.
 
-Two kinds of requests are sent, whole answers and streams; what streams cost more, by their events, is what an event costs. Processor time
-depends little on what else the machine does. Needs the extra `fleet`.
+It sends requests for whole answers and requests for streams. The cost of an event is what streams cost more than whole answers, divided by
+their events. Processor time depends little on what else the machine does. Needs the extra `fleet`.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def cpu_s() -> dict[str, float]:
 
 
 async def send(http: httpx.AsyncClient, number: int, concurrent: int, tokens: int, stream: bool) -> tuple[dict[str, float], int]:
-    """Processor seconds of each part, and how many events came."""
+    """Send `number` requests. Returns the processor seconds of each part of the fleet, and how many events came."""
     events, left = 0, iter(range(number))
 
     async def user() -> None:
@@ -57,7 +57,7 @@ async def measure(args: argparse.Namespace, url: str) -> None:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, limits=limits) as http:
         ask = partial(send, http, concurrent=args.concurrent, tokens=args.tokens)
-        await ask(args.requests // 4, stream=True)  # warm
+        await ask(args.requests // 4, stream=True)  # warms up
         whole, _ = await ask(args.requests, stream=False)
         streams, events = await ask(args.requests, stream=True)
         print(f"{args.requests} requests of each kind, {events / args.requests:.1f} events a stream of {args.tokens} tokens")

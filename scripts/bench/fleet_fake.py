@@ -1,4 +1,4 @@
-"""A replica's model for fleets without weights: the fake model with steps that sleep, a small arena, and chats that say who speaks."""
+"""A replica's model for fleets without weights: the fake model with steps that sleep, a small arena, and a chat template with roles."""
 
 import time
 
@@ -17,7 +17,7 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
 class SleepyBackend(FakeBackend):
-    """Its steps last longer by what each prompt token adds. hollow: it computes nothing, so that they last no longer than that."""
+    """The fake backend, with steps that each prompt token makes longer. hollow: compute nothing, so that steps only sleep."""
 
     def __init__(self, groups: tuple[LayerGroup, ...], step_s: float, token_s: float, hollow: bool) -> None:
         super().__init__(groups, step_time_s=step_s, max_model_len=16_384, free_bytes=1 << 24)
@@ -46,5 +46,5 @@ def load(
     groups: tuple[LayerGroup, ...] = FULL_AND_WINDOW,
     hollow: bool = False,
 ) -> LoadedModel:
-    """step_s: how long a step sleeps; token_s: how much longer for each prompt token. groups, hollow: of the backend."""
+    """Load a replica. step_s: how long a step sleeps; token_s: how much longer for each prompt token. groups, hollow: see the backends."""
     return load_fake(settings, SleepyBackend(groups, step_s, token_s, hollow), journal, TEMPLATE)

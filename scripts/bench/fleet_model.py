@@ -1,7 +1,7 @@
 """A replica as a cost model on a virtual clock: steps that take time by their rows and prompt tokens, and an LRU cache of prefixes.
 
-It decides nothing about routing. How much of a prompt a step computes is decided by the scheduler's own `ChunkBudget` and `shape_prefill`.
-What it leaves out: windows, preemption and the scheduler's fairness; a step's time is exact in what `StepCost` says and in nothing else.
+It decides nothing about routing. The scheduler's own `ChunkBudget` and `shape_prefill` decide how much of a prompt a step computes. It
+leaves out windows, preemption and the scheduler's fairness, and a step's time depends on nothing but what `StepCost` says.
 """
 
 import heapq
@@ -18,8 +18,8 @@ from inference_server.core.prefix_journal import PrefixJournal
 from inference_server.scheduler.chunk_budget import ChunkBudget
 from inference_server.scheduler.prefill_shape import shape_prefill
 
-MEASURED_STEPS = 9  # in a row say all that `ChunkBudget` keeps
-NO_HASHER = ChunkHasher(b"", 1)  # the names come from the workload
+MEASURED_STEPS = 9  # equal steps in a row; `ChunkBudget` would not keep more of them
+NO_HASHER = ChunkHasher(b"", 1)  # not used, since the names come from the workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class StepCost:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request. names: of the chunks of prompt and answer. left: tokens of the prompt that are still to be computed."""
+    """One request. names: one for each chunk of prompt and answer. left: tokens of the prompt that are still to be computed."""
 
     key: RoutingKey
     names: Sequence[int]
@@ -61,7 +61,10 @@ class Job:
 
 @dataclass(slots=True)
 class Batch:
-    """steps: that end in a row without a change, `seconds` each, from `start` on. prefill: prompts in it, then it is one step."""
+    """Steps in a row with the same rows. start: when the first begins. seconds: of each. steps: how many; one if there is any prompt.
+
+    prefill: the prompts, and how many tokens of each are computed.
+    """
 
     start: float
     seconds: float
@@ -71,7 +74,7 @@ class Batch:
 
 
 class SimReplica:
-    """One replica. `schedule(time, callback)` is the clock's."""
+    """One replica. schedule(time, callback): how the clock is asked to call back."""
 
     def __init__(self, name: str, cost: StepCost, cache_chunks: int, schedule: Callable[[float, Callable[[float], None]], None]) -> None:
         self.name = name
@@ -87,7 +90,7 @@ class SimReplica:
         self._waiting: deque[Job] = deque()
         self._prefilling: deque[Job] = deque()
         self._budget = ChunkBudget(alternating=False, unnoticed_s=cost.unnoticed_s)
-        self._decoding: list[tuple[int, int, Job]] = []  # by the step that brings the last token
+        self._decoding: list[tuple[int, int, Job]] = []  # a heap, ordered by the step that brings the last token
         self._steps = 0
         self._num_jobs = 0
         self._batch: Batch | None = None
@@ -98,13 +101,13 @@ class SimReplica:
         self._waiting.append(job)
         if self._batch is None:
             self._launch(now)
-        elif self._batch.steps > 1:  # whoever comes joins at the next step
+        elif self._batch.steps > 1:  # the job joins at the next step
             done = int((now - self._batch.start) / self._batch.seconds) + 1
             if done < self._batch.steps:
                 self._run(replace(self._batch, steps=done))
 
     def kill(self) -> list[Job]:
-        """The jobs that were open."""
+        """Die. Returns the jobs that were open."""
         self.alive, self._batch = False, None
         return list(self.open)
 
@@ -125,7 +128,7 @@ class SimReplica:
         self._run(Batch(now, seconds, 1 if self._prefilling else self._decoding[0][0] - self._steps, rows, prefill))
 
     def _chunks(self, rows: int) -> list[tuple[Job, int]]:
-        """What the next step computes of which prompt, beside so many decoding rows."""
+        """The prompts in the next step, beside `rows` decoding rows, and how many tokens of each it computes."""
         if not self._prefilling:
             return []
         budget, limit = self._cost.max_tokens - rows, self._budget.limit(rows)
@@ -138,7 +141,7 @@ class SimReplica:
         self._schedule(batch.start + batch.steps * batch.seconds, lambda now: self._end(batch, now))
 
     def _end(self, batch: Batch, now: float) -> None:
-        if batch is not self._batch:  # cut short, or the replica is gone
+        if batch is not self._batch:  # it was cut short, or the replica is dead
             return
         self._steps += batch.steps
         for _ in range(min(batch.steps, MEASURED_STEPS)):
@@ -170,7 +173,7 @@ class SimReplica:
         return job
 
     def _touch(self, names: Sequence[int]) -> None:
-        """Children go before their parents, as the leaves of a tree do."""
+        """Mark the chunks as used. Children are then evicted before their parents, as the leaves of a tree are."""
         for name in reversed(names):
             self._cached.move_to_end(name)
 

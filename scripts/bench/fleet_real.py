@@ -1,4 +1,4 @@
-"""`RealFleet`: the conversations of a simulated workload put to a fleet over HTTP, in real time, as the simulator counts them."""
+"""`RealFleet`: puts the conversations of a simulated workload to a real fleet over HTTP, in real time, and counts as the simulator does."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ EVENT = re.compile(rb"^data: (\{.*\})$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Seconds from the call on, to the first piece and to the last; the stream's end is not waited for."""
+    """ttft_s, last_s: seconds from the call to the first piece and to the last; the stream's end is not waited for."""
 
     ttft_s: float
     last_s: float
@@ -32,7 +32,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Costs of steps, and the seconds that a request's way, there and back, added to its first token, in each sample."""
+    """cost: of steps. front_s: in each sample, the seconds that the way to the replica and back added to the first token."""
 
     cost: StepCost
     front_s: Sequence[float]
@@ -43,8 +43,11 @@ class Measured:
 
 
 async def measure(http: httpx.AsyncClient) -> Measured:
-    """One request at a time, each prompt twice. The second time it is cached and takes the same way, so that the two differ by the steps
-    that it took beside its last one, and by what its tokens add to steps. The first pairs open connections and load code."""
+    """Send one request at a time, each prompt twice.
+
+    The second time, the prompt is cached and takes the same way. So the two differ only by the further steps that the first one took, and
+    by what its tokens add to steps. The first pairs do not count, since they open connections and load code.
+    """
     rng, num_tokens = random.Random(1), 6
     pairs = []
     for _ in range(UNCOUNTED + SAMPLES):
@@ -59,7 +62,7 @@ async def measure(http: httpx.AsyncClient) -> Measured:
 
 
 class RealFleet:
-    """What came of the requests of one workload. Times count from `began`; what ends before `warmup_s` is not counted."""
+    """Plays one workload and keeps its outcome. Times count from the creation; what ends before `warmup_s` is not counted."""
 
     def __init__(self, http: httpx.AsyncClient, shape: WorkloadShape, warmup_s: float) -> None:
         self.outcome = Outcome()
@@ -79,7 +82,7 @@ class RealFleet:
         return self.outcome
 
     async def _converse(self, session: Session, seconds: float) -> None:
-        """The session's prompt, texts of its own, and the model's own answers between them."""
+        """Play the session: its prompt, then texts of its own, with the model's real answers between them."""
         ids = random.Random(session.names[0]).choices(TEXT, k=self._shape.shared_tokens)
         text = random.Random(next(self._sessions))
         while session.turns_left > 0 and time.monotonic() - self._began < seconds:
@@ -101,7 +104,7 @@ class RealFleet:
 
 
 async def ask(http: httpx.AsyncClient, ids: list[int], output: int) -> Answer:
-    """One streamed completion. Raises RuntimeError for any other answer."""
+    """Request one streamed completion. Raises RuntimeError for an answer that is none."""
     body = {"prompt": ids, "max_tokens": output, "ignore_eos": True, "stream": True, "return_token_ids": True}
     began, first, last, raw = time.monotonic(), 0.0, 0.0, b""
     async with http.stream("POST", "/v1/completions", json=body | {"stream_options": {"include_usage": True}}) as response:

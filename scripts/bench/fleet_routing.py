@@ -1,7 +1,7 @@
-"""What one routing decision costs, after tokenising and hashing, and what the index occupies.
+"""What one routing decision costs, after tokenising and hashing, and how much memory the index takes.
 
 The budget is 200 us at 100 replicas and a prompt of 4,000 tokens. A tenth of the replicas have the prompt cached, each up to a different
-depth, which is the dear case; the index is full. Times are processor time of one thread.
+depth, which is the expensive case; the index is full. Times are processor time of one thread.
 """
 
 import argparse
@@ -19,7 +19,7 @@ BUDGET_US = 200
 
 
 def make_router(replicas: list[str], capacity: int, rng: random.Random) -> FleetRouter:
-    """With a full index, in which every name has two holders."""
+    """A router with a full index, in which every name has two holders."""
     router = FleetRouter(PrefixPolicy(seed=0), PrefixIndex(capacity))
     router.set_replicas(replicas)
     names = [rng.getrandbits(62) + 1 for _ in range(capacity)]
@@ -42,8 +42,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=4000)
-    parser.add_argument("--chunk", type=int, default=64, help="tokens that have a name of their own")
-    parser.add_argument("--capacity", type=int, default=2**20, help="names in the index")
+    parser.add_argument("--chunk", type=int, default=64, help="tokens of a chunk, which has one name")
+    parser.add_argument("--capacity", type=int, default=2**20, help="the most names in the index")
     parser.add_argument("--rounds", type=int, default=300)
     args = parser.parse_args()
     rng = random.Random(0)

@@ -16,9 +16,10 @@ from control_plane.fleet_router import FleetRouter
 
 @dataclass(frozen=True, slots=True)
 class FleetShape:
-    """report_s: between two reports of a replica. fail_every_s: a replica dies that often, and another takes its place after restart_s.
+    """report_s: time between two reports of a replica. fail_every_s: time between two deaths in the fleet; 0 for none. restart_s: time
+    until another replica takes the place of a dead one.
 
-    front_s: seconds that a request takes to its replica and its first token back, one of these at random.
+    front_s: samples of the seconds that the way to the replica and the first token's way back take together; each request draws one.
     """
 
     replicas: int
@@ -32,9 +33,10 @@ class FleetShape:
 
 @dataclass(slots=True)
 class Outcome:
-    """ttft: seconds, of all requests that got a token. imbalance: the busiest replica's tokens in flight by the mean, a sample a second.
+    """ttft: in seconds, of all requests that got a token. imbalance: the busiest replica's tokens in flight over the mean of all, sampled
+    once a second.
 
-    broken: requests that had a token when their replica died; retried: that had none, and ran elsewhere.
+    broken: requests that had a token when their replica died. retried: those that had none, and ran elsewhere.
     """
 
     hit_tokens: int = 0
@@ -60,7 +62,7 @@ class Outcome:
 
 
 class FleetRun:
-    """warmup_s: what ends before is not counted."""
+    """warmup_s: requests that end before it are not counted."""
 
     def __init__(self, shape: FleetShape, router: FleetRouter, workload: Workload, warmup_s: float) -> None:
         self.outcome = Outcome()
@@ -76,7 +78,7 @@ class FleetRun:
         self._random = random.Random(0)
 
     def run(self, seconds: float) -> Outcome:
-        """Simulate so long."""
+        """Simulate `seconds` of virtual time."""
         for _ in range(self._shape.replicas):
             self._start_replica(0.0)
         self._schedule_session()

@@ -1,6 +1,6 @@
-"""How much of their prompts conversations find in the cache: of a server or a fleet at --url, beside what one box could have had.
+"""How much of their prompts conversations find cached by a server or a fleet at --url, beside the most that one box could have cached.
 
-Conversations take turns, so a fleet that does not keep each of them on its replica computes most of it again.
+Conversations take turns, so a fleet that does not keep each of them on one replica computes most of their prompts again.
 """
 
 import argparse
@@ -15,7 +15,9 @@ ANSWER_TOKENS = 16
 
 @dataclass(slots=True)
 class Cached:
-    """Tokens: of all prompts, those that were cached, and the most that one box would have: all whole blocks of what was there before."""
+    """Tokens. prompts: of all prompts. hits: those of them that were cached. possible: the most that one box could have cached, which is
+    all whole blocks of each conversation so far.
+    """
 
     prompts: int = 0
     hits: int = 0
@@ -27,7 +29,7 @@ class Cached:
 
 
 async def converse(http: httpx.AsyncClient, prefix: str = "", sessions: int = 8, turns: int = 5, block_size: int = 16) -> Cached:
-    """prefix: of the route. Nothing is shared between two calls."""
+    """Hold the conversations. prefix: of the routes. Two calls share no prompts."""
     cached, salt = Cached(), uuid4().hex
     told = [f"{index:04}" + "hello " * 40 for index in range(sessions)]
     computed = [0] * sessions

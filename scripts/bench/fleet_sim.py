@@ -1,8 +1,8 @@
 """Simulate fleets of 10, 100 and 1,000 replicas under three routing policies: hit rate, p99 TTFT and imbalance, as a table and as a PNG.
 
 The router, the policy and the index are the real ones; a replica is a cost model (`fleet_model.py`) and time is virtual, so a figure
-says how policies compare and not what a machine gives. Replicas die and come back. The rate grows with the fleet; an index of one size
-serves them all. --hot makes that share of all sessions begin with one prompt.
+says how policies compare and not what a machine gives. Replicas die and come back. The rate of requests grows with the fleet, the size of
+the index does not. --hot is the share of all sessions that begin with one and the same prompt.
 """
 
 import argparse
@@ -78,19 +78,19 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=POLICIES)
-    parser.add_argument("--seconds", type=float, default=60.0, help="simulated, after the warm-up")
+    parser.add_argument("--seconds", type=float, default=60.0, help="simulated time after the warm-up")
     parser.add_argument("--warmup", type=float, default=30.0)
     parser.add_argument("--sessions-per-s", type=float, default=1.5, help="for each replica")
     parser.add_argument("--hot", type=float, default=0.0, help="share of sessions that begin with the same prompt")
-    parser.add_argument("--fail-every-s", type=float, default=30.0, help="one of a hundred replicas dies that often; 0: none")
+    parser.add_argument("--fail-every-s", type=float, default=30.0, help="time between two deaths in a hundred replicas; 0 for none")
     parser.add_argument("--report-s", type=float, default=1.0)
-    parser.add_argument("--cache-chunks", type=int, default=4096, help="of 64 tokens, for each replica")
+    parser.add_argument("--cache-chunks", type=int, default=4096, help="cached chunks of 64 tokens, for each replica")
     parser.add_argument("--index-capacity", type=int, default=2**20)
     parser.add_argument("--beta", type=float, default=1.0)
     parser.add_argument("--quiet-tokens", type=float, default=4096)
-    parser.add_argument("--base-ms", type=float, default=4.0, help="of a step")
-    parser.add_argument("--row-us", type=float, default=20.0, help="what a decoding row adds to it")
-    parser.add_argument("--token-us", type=float, default=50.0, help="what a prompt token adds to it")
+    parser.add_argument("--base-ms", type=float, default=4.0, help="a step's base cost in milliseconds")
+    parser.add_argument("--row-us", type=float, default=20.0, help="what a decoding row adds to it, in microseconds")
+    parser.add_argument("--token-us", type=float, default=50.0, help="what a prompt token adds to it, in microseconds")
     parser.add_argument("--max-rows", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", type=Path, help="PNG to write")

@@ -1,6 +1,6 @@
-"""Who asks the simulated fleet: conversations that begin with one of some shared prompts, by Zipf's law, and come back with all they said.
+"""Who asks the simulated fleet: conversations that begin with a shared prompt, drawn by Zipf's law, and repeat all that was said each turn.
 
-A workload knows prefixes by their names alone: a number for each chunk of each text, the same wherever that text is the same.
+A workload has no text, only names: a number for each chunk of a text, the same for equal chunks after equal prefixes.
 """
 
 import random
@@ -14,8 +14,9 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class WorkloadShape:
-    """sessions_per_s: begun a second. zipf: exponent of the popularity of `shared_prompts` prompts; hot_share: how many of all sessions
-    begin with one and the same prompt instead. Numbers of tokens and seconds are means of exponential draws, prompts apart."""
+    """sessions_per_s: sessions that begin in a second. zipf: exponent of the popularity of the `shared_prompts` prompts. hot_share: share
+    of sessions that begin with one and the same prompt instead. turns, think_s, said_tokens, answer_tokens: means of exponential draws.
+    """
 
     sessions_per_s: float
     turns: float = 4.0
@@ -30,7 +31,7 @@ class WorkloadShape:
 
 @dataclass(slots=True)
 class Session:
-    """names: of all that was said so far, chunk by chunk."""
+    """One conversation. names: one for each chunk of all that was said so far."""
 
     turns_left: int
     names: list[int]
@@ -57,7 +58,7 @@ class Session:
 
 
 class Workload:
-    """Sessions without end, the same ones for the same seed."""
+    """Draws sessions, the same ones for the same seed."""
 
     def __init__(self, shape: WorkloadShape, seed: int) -> None:
         self.shape = shape
@@ -67,7 +68,7 @@ class Workload:
         self._weights = [1 / rank**shape.zipf for rank in range(1, shape.shared_prompts + 1)]
 
     def sessions(self) -> Iterator[tuple[float, Session]]:
-        """The time at which each begins, and the session."""
+        """Yield each session and the time at which it begins, without end."""
         shape, rng, time = self.shape, self._rng, 0.0
         while True:
             time += rng.expovariate(shape.sessions_per_s)

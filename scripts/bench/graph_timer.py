@@ -1,4 +1,4 @@
-"""Timing on a GPU: one CUDA graph of the work, replayed, so that the host's launch costs do not count. Used by the kernel benchmarks."""
+"""Timing on a GPU for the kernel benchmarks: the work is replayed as one CUDA graph, so that the host's launch costs do not count."""
 
 import statistics
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def graph_ms(work: Callable[[], object], *, replays: int = 20, rounds: int = 5) 
 
 
 def copy_bytes_per_ms() -> float:
-    """Bytes read and written a millisecond by a kernel that reads one large tensor and writes another."""
+    """Bytes, both read and written, that a copy from one large tensor to another moves in a millisecond."""
     source = torch.randn(COPY_BYTES // 4, device="cuda")
     target = torch.empty_like(source)
     return 2 * COPY_BYTES / graph_ms(lambda: torch.neg(source, out=target))

@@ -3,7 +3,7 @@
     PYTHONPATH=src python scripts/bench/host_prompt.py [--rows 1 32] [--tokens 8192 128] [--profile]
 
 The engine is that of `host_step.py`. What the host does before the forward is launched and after its tokens have come adds to the time to
-the first token; what it does between the two is hidden behind the device. The least of several rounds, each with prompts of its own.
+the first token. What it does between the two is hidden behind the device. The least of several rounds counts, each with new prompts.
 """
 
 import argparse
@@ -26,7 +26,9 @@ WHOLE = SchedulerOptions(MAX_ROWS, MAX_TOKENS, PrefillMode.BATCHED)
 
 
 class Marks:
-    """launched, waited: the thread's time when the forward was replayed, and when the wait for its tokens ended."""
+    """The thread's processor time in seconds. launched: when the forward was replayed. waiting, waited: when the wait for its tokens began
+    and ended.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.launched = self.waiting = self.waited = 0.0
@@ -57,7 +59,7 @@ def requests_of(rows: int, tokens: int, round_: int) -> list[ScheduledRequest]:
 
 
 def run(engine: Engine, marks: Marks, rows: int, tokens: int, round_: int) -> tuple[float, float, float]:
-    """Microseconds before the launch, while the device would work, and after it."""
+    """The host's microseconds before the launch, while the device would work, and after it."""
     requests = requests_of(rows, tokens, round_)
     gc.collect()
     started = time.thread_time()
@@ -73,9 +75,9 @@ def run(engine: Engine, marks: Marks, rows: int, tokens: int, round_: int) -> tu
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 128], help="of each row's prompt, by the entries of --rows")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 128], help="tokens of each row's prompt, for each of --rows")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--profile", action="store_true", help="by function, under a profiler that slows all down")
+    parser.add_argument("--profile", action="store_true", help="print the time by function too, under a profiler that slows all down")
     args = parser.parse_args()
     torch.set_num_threads(1)
     words = torch.zeros(1, MAX_ROWS, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""An engine whose device does nothing, for what the host does beside it: all of a CUDA backend but its copies, launches and graphs."""
+"""An engine whose device does nothing, to measure the host: all of a CUDA backend but its copies, launches and graphs."""
 
 import gc
 import itertools
@@ -29,7 +29,7 @@ GROUPS = (LayerGroup((0,), 1, 8, 2), LayerGroup((1, 2, 3, 4), 1, 8, 2, window=51
 
 
 class StepClock:
-    """Stands still within a step."""
+    """A clock that moves only when `now` is set, so that it stands still within a step."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -39,14 +39,14 @@ class StepClock:
 
 
 class Replays:
-    """In place of `CudaGraphPool`: computes nothing. words: [steps, rows], what rows that sample get, step after step."""
+    """Takes the place of `CudaGraphPool` and computes nothing. words: [steps, rows], the ids that sampling rows get, step after step."""
 
     def __init__(self, ids: torch.Tensor, words: torch.Tensor) -> None:
         self._ids = ids
         self._words = itertools.cycle(words)
 
     def replay(self, key: Any) -> None:
-        if isinstance(key, tuple):  # of a choice: the variant and the size
+        if isinstance(key, tuple):  # the graph of a choice: its variant and size
             self._ids.copy_(next(self._words))
 
 
@@ -58,7 +58,7 @@ def load_model(
     groups: tuple[LayerGroup, ...] = GROUPS,
     scheduling: SchedulerOptions = MIXED,
 ) -> LoadedModel:
-    """What `PagedBackend` makes at load and in `allocate`, with a model that is not there. words: see `Replays`."""
+    """Build what `PagedBackend` makes at load and in `allocate`, but without a model. words: see `Replays`."""
     model = ModelOptions("none", None, Path(), device="cpu", max_batch_size=MAX_ROWS, max_batched_tokens=MAX_TOKENS)
     blocks = MAX_ROWS * (max_len // BLOCK_SIZE + 2)
     backend: Any = PagedBackend(model, Path(), lambda folder: None, lambda logits, rows: None)  # type: ignore[arg-type,return-value]
@@ -87,7 +87,7 @@ def create_engine(
     groups: tuple[LayerGroup, ...] = GROUPS,
     scheduling: SchedulerOptions = MIXED,
 ) -> Engine:
-    """See `load_model`."""
+    """An engine that has loaded the model of `load_model`; see there."""
     sinks = tuple(Sinks.create("none", SinkOptions(), clock))
 
     def load() -> LoadedModel:

@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python scripts/bench/host_step.py [--tokenizer FOLDER] [--parts]
 
-Engine, scheduler, cache, inputs, sampling parameters and sinks are those of a CUDA backend with overlap; in place of its graphs, the next
-tokens of a text are put where a choice would put them. Copies to a device and launches are therefore not in it. The clock that the engine
-sees goes on by --step-ms a step, for that decides how many tokens a delta has. Without a tokenizer's folder ids are spelled out as bytes.
+Engine, scheduler, cache, inputs, sampling parameters and sinks are those of a CUDA backend with overlap. In place of its graphs, the next
+tokens of a text are put where a choice would put them, so copies to a device and launches are not measured. The engine's clock advances by
+--step-ms a step, since that decides how many tokens a delta has. Without a tokenizer's folder, ids are spelled out as bytes.
 """
 
 import argparse
@@ -28,7 +28,7 @@ TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
 
 
 def words_of(tokenizer: TokenizerLike) -> Tensor:
-    """Each row reads the text from another place on."""
+    """The ids of a text, [ids of the text, rows]: each row reads it from another place on."""
     ids = tokenizer.encode(TEXT.read_text(encoding="utf-8"), add_special_tokens=False)
     if isinstance(tokenizer, ByteTokenizer):
         ids = torch.randint(VOCAB_SIZE, (len(ids),), generator=torch.Generator().manual_seed(0)).tolist()
@@ -37,7 +37,7 @@ def words_of(tokenizer: TokenizerLike) -> Tensor:
 
 
 def requests_of(rows: int, max_tokens: int, temperature: float) -> list[ScheduledRequest]:
-    ends = frozenset({VOCAB_SIZE, VOCAB_SIZE + 1})  # that are never drawn
+    ends = frozenset({VOCAB_SIZE, VOCAB_SIZE + 1})  # ids that are never drawn
     return [
         ScheduledRequest(
             f"gen-{rows}-{row}",
@@ -51,7 +51,7 @@ def requests_of(rows: int, max_tokens: int, temperature: float) -> list[Schedule
 
 
 class Collections:
-    """seconds: of the processor, that the garbage collector has taken since it was made."""
+    """seconds: processor time that the garbage collector has taken since this was made."""
 
     def __init__(self) -> None:
         self.seconds = self._started = 0.0
@@ -66,7 +66,7 @@ class Collections:
 
 
 def measure(engine: Engine, clock: StepClock, rows: int, args: argparse.Namespace) -> str:
-    """Microseconds a step: the least of samples of many steps, for neighbours on the machine only add to it, and the mean."""
+    """A line with the microseconds a step: the mean, and the least of several samples, since neighbours on the machine only add time."""
 
     def steps(number: int) -> float:
         started = time.thread_time()
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=4.6)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer.json")
-    parser.add_argument("--parts", action="store_true", help="by part of the step; the timers cost some microseconds")
+    parser.add_argument("--parts", action="store_true", help="print the time by part of the step too; the timers cost some microseconds")
     args = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = ByteTokenizer(VOCAB_SIZE) if args.tokenizer is None else Tokenizer.from_folder(args.tokenizer)

@@ -3,9 +3,9 @@
 Each of N clients streams one completion: a distinct prompt of at most 16 tokens, 64 tokens out, temperature 0, end of text
 ignored. Throughput is all tokens over the wall time from the first request to the last byte; the best of several rounds counts.
 Prefill is one client with prompts of about 2,000 tokens, no two alike from their first words on, and one token out.
-Starts a server of its own unless --url names one, with whatever flags of the server stand beside those below, such as
---quantization int8. Figures on different machines compare after scaling to one bandwidth, because decoding reads every weight
-once a step.
+It starts a server of its own unless --url names one. Flags that are not listed below go to that server, such as
+--quantization int8. To compare figures of different machines, scale them to one bandwidth, because decoding reads every
+weight once a step.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def read_bandwidth_gbps(gibibytes: float = 1.0, repeats: int = 8) -> float:
 
 
 class Server(NamedTuple):
-    """A server that runs. pid: 0 for one that was running before."""
+    """A running server. pid: 0 for one that was not started here."""
 
     url: str
     pid: int = 0
@@ -65,7 +65,7 @@ class Server(NamedTuple):
 
 @contextmanager
 def serve(startup_s: float, flags: Sequence[str]) -> Iterator[Server]:
-    """Run `python -m inference_server` with these flags on a free port until the context ends; entered once it is ready."""
+    """Run `python -m inference_server` with these flags on a free port until the context ends. Yields once the server is ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -96,7 +96,7 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], startup_s: floa
 
 
 async def complete(client: LoadClient, model: str, prompt: str, max_tokens: int) -> Answer:
-    """Stream one completion; its token counts are the server's."""
+    """Stream one completion. Its token counts are the server's."""
     body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **USAGE}
     answer = await client.stream(COMPLETIONS, body)
     if answer.error:
@@ -105,7 +105,7 @@ async def complete(client: LoadClient, model: str, prompt: str, max_tokens: int)
 
 
 async def measure(url: str, num_clients: int, max_tokens: int, rounds: int) -> float:
-    """Best tokens per second of all clients together over `rounds` rounds, after one warm-up round."""
+    """Tokens per second of all clients together: the best of `rounds` rounds, after one warm-up round."""
     best, client, model = 0.0, LoadClient(url), model_name(url)
     for round_index in range(rounds + 1):
         prompts = [f"Round {round_index}: a short story about {TOPICS[i % len(TOPICS)]} {i}" for i in range(num_clients)]
@@ -117,7 +117,7 @@ async def measure(url: str, num_clients: int, max_tokens: int, rounds: int) -> f
 
 
 async def measure_prefill(url: str, num_words: int, rounds: int) -> float:
-    """Best prompt tokens per second of a long prompt over `rounds` rounds, after one warm-up round."""
+    """Prompt tokens per second of a long prompt: the best of `rounds` rounds, after one warm-up round."""
     best, client, model = 0.0, LoadClient(url), model_name(url)
     for round_index in range(rounds + 1):
         prompt = " ".join(TOPICS[(i * i + round_index) % len(TOPICS)] for i in range(num_words))

@@ -1,10 +1,10 @@
-"""What HTTP leaves of the engine's speed on one GPU: the same requests through `Engine.step`, and as streams of a server.
+"""How much of the engine's speed HTTP leaves, on one GPU: the same requests through `Engine.step`, and as streams of a server.
 
     PYTHONPATH=src python scripts/bench/http_over_engine.py gemma4-e2b [--rows 1 256] [flags of the server]
 
-Dummy weights of a released shape, 128 random tokens in and 257 out, all requests at once; the better of the rounds counts. The server runs
-first, as a process of its own, then the engine in this one, with the same limits of a step. The clients are raw sockets in this process.
-`loop` is the share of a core that the server's event loop took. Time between tokens is the mean after the first one.
+Dummy weights of a released shape, 128 random tokens in and 257 out, all requests at once; the best round counts. First the server runs in
+a process of its own, then the engine in this one, with the same limits of a step. The clients are raw sockets in this process. `loop` is
+the share of a core that the server's event loop took. The time between tokens is the mean of those after the first.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from inference_server.core.options import CacheOptions, ModelOptions, PrefillMod
 from inference_server.engine.engine import Engine
 from inference_server.engine.outbox import MERGE_ABOVE
 
-LOOK_EVERY_S = 0.002  # where the server sends tokens of 20 ms as one event anyway
+LOOK_EVERY_S = 0.002  # the server merges the tokens of 20 ms into one event anyway
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """rate: tokens a second; slowest: that of the worst round. itl_ms: time between tokens."""
+    """rate, slowest: tokens a second of the best and of the worst round. itl_ms: time between tokens."""
 
     rate: float
     itl_ms: float
@@ -73,7 +73,7 @@ def through_http(url: str, pid: int, workload: Workload, vocab_size: int, rounds
 
 
 def _main_thread_s(pid: int) -> float:
-    """Processor time of the main thread, which runs the server's event loop."""
+    """Processor seconds of the main thread of process `pid`, which runs the server's event loop."""
     fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -83,11 +83,11 @@ def main() -> None:
     parser.add_argument("model", choices=CONFIGS)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 256])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--num-layers", type=int, help="the first layers only, where memory or time is short")
+    parser.add_argument("--num-layers", type=int, help="use only so many of the first layers, where memory or time is short")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--max-batched-tokens", type=int, default=8192)
     parser.add_argument("--max-model-len", type=int, default=16384)
-    parser.add_argument("--num-blocks", type=int, help="of the KV pool")
+    parser.add_argument("--num-blocks", type=int, help="blocks of the KV pool")
     parser.add_argument("--prefill-mode", type=PrefillMode, choices=list(PrefillMode), default=PrefillMode.MIXED)
     args, server_flags = parser.parse_known_args()
     config = CONFIGS[args.model] if args.num_layers is None else shortened(CONFIGS[args.model], args.num_layers)

@@ -1,4 +1,4 @@
-"""The entries of the launch table for small-batch linear layers, and what `tune_triton_launch.py` and `tune_in_step.py` try for each."""
+"""Entries of the launch table for small-batch linear layers, and the launches that `tune_triton_launch.py` and `tune_in_step.py` try."""
 
 import itertools
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from inference_server.kernels.gpu.launch import LaunchConfig, table_key
 from inference_server.kernels.gpu.linear import operation
 from inference_server.kernels.ops import Epilogue
 
-SHARED_BYTES = 220_000  # of an H200: only to leave out what cannot be launched
-PROCESSORS = 132  # of an H200
-TURNS_FROM = 8_000_000  # weights: smaller matrices have no time to take turns in
+SHARED_BYTES = 220_000  # an H200's, only to leave out what cannot be launched
+PROCESSORS = 132  # an H200's
+TURNS_FROM = 8_000_000  # weights; in smaller matrices, programs have no time to take turns
 WIDE_TILES = [  # height in weight rows, rows of x, block_k, stages, warps
     (16, 16, 256, 6, 2),
     (16, 32, 256, 6, 4),
@@ -54,7 +54,7 @@ SPLIT_TILES = [  # height in weight rows, block_k, stages, warps
     (128, 128, 4, 8),
     (128, 64, 4, 4),
 ]
-INT8_TILES = [  # height in weight rows, block_k, stages; of two warps, for the reason that `few_rows_default` gives
+INT8_TILES = [  # height in weight rows, block_k, stages; all with two warps, for the reason that `few_rows_default` gives
     (16, 256, 4),
     (32, 128, 4),
     (32, 256, 4),
@@ -67,7 +67,7 @@ SHORT_SPLIT_TILES = [(16, 128, 2, 2), (16, 256, 1, 2), (32, 64, 2, 4), (32, 128,
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One entry of the table. norm: of one row, before the product. split: of several rows, whose sums the following norm may add up."""
+    """One entry of the table. norm: one row, with a norm before the product. split: several rows, whose sums the next norm can add up."""
 
     rows: int
     n: int
@@ -79,7 +79,7 @@ class Case:
 
     @property
     def highest(self) -> bool:
-        """Whether it makes logits, of which a token is chosen."""
+        """Whether it makes logits and chooses the highest of each row."""
         return self.rows > 1 and self.epilogue.out_dtype is not None and not self.epilogue.partial
 
     @property
@@ -116,7 +116,7 @@ def candidates(case: Case) -> Iterator[LaunchConfig]:
 
 
 def int8_candidates(case: Case, matrices: int) -> Iterator[LaunchConfig]:
-    """Of sums that are shared, half a program a multiprocessor to two; of others one a tile, or some two a multiprocessor in turns."""
+    """If sums may be split, from half a program a multiprocessor to two; else one a tile, or about two a multiprocessor, taking turns."""
     for (height, block_k, stages), splits in itertools.product(INT8_TILES, (1, 2, 4, 5, 8) if case.split else (1,)):
         tiles = case.n // height
         widened_once = height >= 2 * case.rows or case.n * case.k < TURNS_FROM
@@ -133,7 +133,7 @@ def int8_candidates(case: Case, matrices: int) -> Iterator[LaunchConfig]:
 
 
 def split_candidates(case: Case) -> Iterator[LaunchConfig]:
-    """From a third of the multiprocessors to more than two programs each."""
+    """Splits with programs for a third of the multiprocessors up to a little more than two for each."""
     tiles = SPLIT_TILES if case.k > 512 else SHORT_SPLIT_TILES
     if case.n <= 256:
         tiles = [*tiles, (16, 256, 2, 4)]
@@ -145,12 +145,12 @@ def split_candidates(case: Case) -> Iterator[LaunchConfig]:
 
 
 def many_tokens(case: Case) -> tuple[int, ...]:
-    """Where a weight is so small that programs are few and reading x takes them long, half of x may be enough for one."""
+    """How many rows of x a program takes; 0 for all. Half is tried for small weights, whose few programs take long to read x."""
     return (0, case.rows // 2) if case.rows > 16 and case.n * case.k < 1_000_000 else (0,)
 
 
 def wide_candidates(case: Case, matrices: int) -> Iterator[LaunchConfig]:
-    """Tiles over both sides; about one or two programs a multiprocessor, by sharing sums or by taking turns where there are more tiles."""
+    """Tiles over weight rows and rows of x. About one or two programs a multiprocessor: few tiles split their sums, many take turns."""
     for height, tokens, block_k, stages, warps in WIDE_TILES:
         rows, across = height // matrices, case.rows // tokens
         tiles = case.n // matrices // rows * across
@@ -167,7 +167,7 @@ def wide_candidates(case: Case, matrices: int) -> Iterator[LaunchConfig]:
 
 
 def tile_candidates(case: Case, matrices: int, size: int) -> Iterator[LaunchConfig]:
-    """One tile a program, or as many programs as stay on the card taking turns, or as few of these as need no more turns."""
+    """One tile a program; or as many programs as fit on the card, which take turns; or as few as need no more turns."""
     for rows, block_k, stages in TILES:
         height, num_tiles = rows * matrices, case.n // matrices // rows
         shared = (height * size + max(16, case.rows) * 2) * block_k * stages
@@ -182,7 +182,7 @@ def tile_candidates(case: Case, matrices: int, size: int) -> Iterator[LaunchConf
 
 
 def table_fields(config: LaunchConfig) -> list[int]:
-    """Without trailing defaults."""
+    """The fields of `config` as the table holds them, without defaults at the end."""
     fields = list(astuple(config))
     while len(fields) > 5 and not fields[-1]:
         fields.pop()

@@ -1,11 +1,11 @@
-"""Load a server that speaks the OpenAI API, and find what it carries.
+"""Put load on a server that speaks the OpenAI API, and find how much it carries.
 
     python scripts/bench/load.py open --rate 2 --workload chat         # Poisson arrivals, whatever the server does
     python scripts/bench/load.py closed --clients 8                    # a fixed number of clients, one request each at a time
     python scripts/bench/load.py sweep --rates 0.5 1 2 4 --out stick   # throughput against latency: stick.png, stick.html
     python scripts/bench/load.py capacity                              # the highest rate within the bars
 
-Prints exact percentiles, errors apart from refusals, and what the client itself cost. `--records` keeps every request as a line of JSON.
+Prints exact percentiles, refusals and other failures, and what the client itself cost. `--records` keeps each request as a line of JSON.
 """
 
 import argparse
@@ -29,7 +29,7 @@ BAR = "{desc} {bar} {n:.0f}/{total:.0f} s {postfix}"
 
 
 class Bench:
-    """Runs at one server, one after the other, with a bar for each; records go to `records` as lines of JSON."""
+    """Runs against one server, one after the other, each with a progress bar. records: where requests are written as lines of JSON."""
 
     def __init__(self, args: argparse.Namespace, records: TextIO | None) -> None:
         self._args = args
@@ -57,7 +57,7 @@ class Bench:
                 done[record.error is not None] += 1
 
             target = Target(self._client, self._body, on_record)
-            seed = f"{args.seed} {self._runs}"  # no run repeats the prompts of one before, which a prefix cache would remember
+            seed = f"{args.seed} {self._runs}"  # no run repeats the prompts of another, since a prefix cache would hold them
             run = asyncio.create_task(loop(target, MIXES[args.workload], warmup_s=args.warmup, duration_s=args.duration, seed=seed))
             ticks = asyncio.create_task(_tick(bar, done))
             try:
@@ -75,7 +75,7 @@ class Bench:
 
 
 async def _tick(bar: Any, done: Sequence[int]) -> None:
-    """Moves the bar with the time; after the last arrival it stays full while answers come to their end."""
+    """Move the bar with the time. After the last arrival it stays full until the last answers end."""
     while True:
         bar.set_postfix_str(f"{done[0]} answered, {done[1]} refused or failed", refresh=False)
         bar.update(min(0.5, bar.total - bar.n))
@@ -84,7 +84,7 @@ async def _tick(bar: Any, done: Sequence[int]) -> None:
 
 
 def sweep(bench: Bench, args: argparse.Namespace, bars: Bars) -> None:
-    """One run a rate, and the plot of them all."""
+    """Do one run for each rate, and plot them all."""
     from http_load.plot import draw
 
     points = []
@@ -115,11 +115,11 @@ def parse() -> argparse.Namespace:
     common.add_argument("--model", help="default: the first that the server names")
     common.add_argument("--api-key", default="none")
     common.add_argument("--workload", choices=MIXES, default="mixed")
-    common.add_argument("--duration", type=float, default=60, help="seconds that count")
-    common.add_argument("--warmup", type=float, default=10, help="seconds before them that do not")
+    common.add_argument("--duration", type=float, default=60, help="seconds in which requests count")
+    common.add_argument("--warmup", type=float, default=10, help="seconds before that, in which they do not count")
     common.add_argument("--seed", type=int, default=0, help="the same seed sends the same prompts, which a server may have cached")
     common.add_argument("--timeout-s", type=float, default=600)
-    common.add_argument("--stop-at-eos", action="store_true", help="do not send ignore_eos; lengths then depend on the model")
+    common.add_argument("--stop-at-eos", action="store_true", help="do not send ignore_eos; the model then decides how long answers are")
     common.add_argument("--records", type=Path, help="write every request as a line of JSON")
     common.add_argument("--itl-ms", type=float, default=50, help="bar for the 99th percentile")
     common.add_argument("--ttft-ms", type=float, default=2000, help="bar for the 99th percentile")

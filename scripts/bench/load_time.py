@@ -3,9 +3,9 @@
     python scripts/bench/load_time.py --gigabytes 2
 
 Writes a Qwen3 of random bf16 weights as several safetensors shards into a temporary folder, loads it, and prints what Linux counted:
-the peak of resident memory, and how much of what is resident in the end is anonymous and how much is pages of mapped files. Pages of
-files can be taken back at any time, but they count in the peak here. What loading itself takes is the peak beyond what the process
-held before and, where the model lies in host memory, beyond the model.
+the peak of resident memory, and how much of the memory resident at the end is anonymous or pages of mapped files. Pages of files can be
+taken back at any time, but they count in the peak. Loading itself takes the peak less what the process held before and, if the model
+lies in host memory, less the model.
 """
 
 import argparse
@@ -43,7 +43,7 @@ CONFIG: dict[str, Any] = {
 
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a dense, tied Qwen3."""
+    """The shape of every tensor of a dense Qwen3 with tied embeddings, by name."""
     hidden, size, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = (config[f"num_{kind}_heads"] * head_dim for kind in ("attention", "key_value"))
     layer = {
@@ -66,7 +66,7 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def write_checkpoint(folder: Path, num_bytes: int, num_shards: int) -> None:
-    """At least `num_bytes` of a Qwen3, in shards of about equal size, with their index and config.json."""
+    """Write at least `num_bytes` of a Qwen3, in shards of about equal size, with their index and config.json."""
     config = {**CONFIG, "num_hidden_layers": 1}
     while sum(map(_num_bytes, shapes(config).values())) < num_bytes:
         config["num_hidden_layers"] += 1
@@ -85,7 +85,7 @@ def _num_bytes(shape: tuple[int, ...]) -> int:
 
 
 def _split(tensors: dict[str, tuple[int, ...]], num_parts: int) -> list[dict[str, tuple[int, ...]]]:
-    """Cut where the bytes so far pass each equal share of the whole."""
+    """Cut the tensors into `num_parts` parts of about equal bytes."""
     total, done = sum(map(_num_bytes, tensors.values())), 0
     parts: list[dict[str, tuple[int, ...]]] = [{} for _ in range(num_parts)]
     for name, shape in tensors.items():
@@ -95,7 +95,7 @@ def _split(tensors: dict[str, tuple[int, ...]], num_parts: int) -> list[dict[str
 
 
 def load(folder: Path, device_name: str) -> dict[str, float]:
-    """Load the checkpoint; seconds, and bytes of this process before, at the peak, and after."""
+    """Load the checkpoint. Returns the seconds, and the bytes of this process before, at the peak and after."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     device = select_device(device_name)
     ops = select_ops(device, torch.bfloat16)

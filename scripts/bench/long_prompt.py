@@ -1,7 +1,7 @@
 """Measure what a long prompt costs a neighbour that decodes: times between its tokens alone and beside the prompt, by prefill mode.
 
-Alone is before and after the prompt, half the tokens each, since a machine's speed changes. The aim is at most 2 times at the 99th
-percentile in the modes `mixed` and `chunked`; the others compute a prompt in one step.
+Half of the times alone are from before the prompt and half from after it, since a machine's speed changes. The aim is that in the modes
+`mixed` and `chunked` the 99th percentile beside the prompt is at most 2 times that alone; the other modes compute a prompt in one step.
 
 Runs the engine in this process, without HTTP, on the model that MODEL_NAME names (default: embedded).
 """
@@ -25,7 +25,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def request_of(name: str, num_prompt: int, max_tokens: int) -> ScheduledRequest:
-    """Deadlines are left to the options. The ids are those of ordinary tokens."""
+    """A request without deadlines of its own, whose prompt holds ids of ordinary tokens."""
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     token_ids = [2] + [1000 + index % 5000 for index in range(num_prompt - 1)]
     return ScheduledRequest(name, token_ids, sampling, time.monotonic(), RequestOrigin(fairness_key=name))
@@ -50,7 +50,7 @@ def measure(mode: PrefillMode, num_prompt: int, num_alone: int) -> None:
     times: list[float] = []
 
     def step() -> bool:
-        """Returns whether the long prompt's token has come."""
+        """Run one step. Returns whether the long prompt's token has come."""
         deltas = engine.step()
         if "stream" in deltas:
             times.append(time.monotonic())

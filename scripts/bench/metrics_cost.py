@@ -1,7 +1,7 @@
-"""What the sinks of the engine's records cost a step: processor time of the tally and of every sink, by the number of rows.
+"""What the sinks of the engine's records cost in a step: processor time of the tally and of every sink, by the number of rows.
 
-Rows that decode together have the same time since their last token, so the engine counts equal times once. `distinct` is how many
-different ones there are in a step: one in a batch that decodes, a few after a preemption.
+Rows that decode together have the same time since their last token, and the engine stores equal times once, with a count. `distinct` is
+how many different times a step has: one in a batch that decodes, a few after a preemption.
 
     PYTHONPATH=src python scripts/bench/metrics_cost.py
 """
@@ -19,7 +19,7 @@ from inference_server.observability.tracker import MetricsTracker
 
 
 def microseconds_a_step(num_rows: int, num_distinct: int, num_steps: int) -> float:
-    """The least of five runs, in processor time of this thread."""
+    """Processor time of this thread in a step, as the least of five runs."""
     sinks: tuple[RecordSink, ...] = (MetricsTracker(time.monotonic), PrometheusSink("model"), RequestLog())
     gaps = [0.01 + 0.001 * (row % num_distinct) for row in range(num_rows)]
     return min(_run(sinks, gaps, num_steps) for _ in range(5))

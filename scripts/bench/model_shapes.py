@@ -1,4 +1,4 @@
-"""Which matrices a released model multiplies by: found by building it without memory, on a set of operations that takes notes."""
+"""Which matrices a released model multiplies by: found by building it without memory, on operations that record their weights."""
 
 import torch
 from released_configs import CONFIGS
@@ -11,7 +11,7 @@ from inference_server.models.weights import RandomTensors, Weights
 
 
 class ShapeRecorder:
-    """The reference operations, which note what each linear layer and each set of experts is made of."""
+    """The reference operations, which also record the shapes of each linear layer and each set of experts."""
 
     def __init__(self) -> None:
         self.layers: dict[tuple[int, int, Epilogue], None] = {}
@@ -30,7 +30,7 @@ class ShapeRecorder:
 
 
 def shapes_of(model: str) -> ShapeRecorder:
-    """What the model is made of, without its memory."""
+    """Build the model without memory. Returns what it is made of."""
     found = find_family(CONFIGS[model])
     assert found is not None
     recorder = ShapeRecorder()

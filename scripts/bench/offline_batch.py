@@ -1,11 +1,11 @@
-"""Batches through an engine's own interface, without HTTP, in whichever Python has that engine: this project's, or vLLM's.
+"""Runs batches through an engine's own interface, without HTTP, in a Python that has that engine: this project's, or vLLM's.
 
     python scripts/bench/offline_batch.py vllm < job.json
 
-The job, as `vllm_head_to_head.py` writes it, names the model folder and batches of (rows, tokens in, tokens out of each). The output is a
-JSON list: for each batch the output tokens a second of its best round, prefill included, after one that warms up; all else that an engine
-prints goes to the error stream. Prompts are random ids, the same for both, and no prefix is cached. vLLM does not make text here; this
-engine does for each token.
+`vllm_head_to_head.py` writes the job: the model folder, and batches as (rows, tokens in, tokens out of each row). The output is a JSON list
+with the output tokens a second of each batch: those of the best round, prefill included, after a round that warms up. All else that an
+engine prints goes to the error stream. Prompts are random ids, the same for both, and no prefix is cached. Here vLLM makes no text, while
+this engine does, for each token.
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-Generate = Callable[[list[list[int]], int], int]  # prompts, and tokens out of each, to tokens generated
+Generate = Callable[[list[list[int]], int], int]  # from prompts and the tokens out of each to the number of tokens generated
 
 
 def open_vllm(job: dict[str, Any]) -> Generate:
@@ -68,7 +68,7 @@ def open_ours(job: dict[str, Any]) -> Generate:
 
 
 def measure(job: dict[str, Any], generate: Generate) -> list[float]:
-    """Tokens a second of each batch. Raises RuntimeError where an engine did not generate what it was asked for."""
+    """Tokens a second of each batch. Raises RuntimeError if an engine does not generate as many tokens as it was asked for."""
     rates = []
     for rows, num_in, num_out in job["batches"]:
         random, best = Random(f"{rows} {num_in}"), 0.0

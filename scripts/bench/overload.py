@@ -1,9 +1,9 @@
-"""What a full server does: how soon it refuses, at a rate of arrivals that does not wait for answers, and what becomes of whom it lets in.
+"""What a full server does when requests arrive at a fixed rate: how soon it refuses some, and how soon it answers those that it lets in.
 
     python scripts/bench/overload.py --url http://127.0.0.1:8000 --rate 250 --seconds 10
 
-Prints the times of refusals (429) and of answers as the client sees them, answers of the first and of the second half apart, and from
-`/metrics` how long the server took over refusals. Connections are kept and used again, as clients do.
+Prints the times of refusals (429) and of answers as the client sees them, with answers of the first half apart from those of the second,
+and how long the server took to refuse, from `/metrics`. Connections are kept and used again, as real clients do.
 """
 
 import argparse
@@ -23,7 +23,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request. sent: seconds after the first one was due. seconds: until its answer was whole. status: 0 without an answer."""
+    """One request. sent: seconds from when the first request was due. seconds: until its answer was whole. status: 0 if none came."""
 
     sent: float
     seconds: float
@@ -31,7 +31,7 @@ class Outcome:
 
 
 async def offer(url: str, rate: float, seconds: float, body: dict[str, Any]) -> list[Outcome]:
-    """POST /generate `rate` times a second, evenly, whatever becomes of the requests before."""
+    """POST /generate `rate` times a second, evenly, whatever happens to the requests before."""
     address = urlsplit(url)
     content = json.dumps(body).encode()
     head = f"POST /generate HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
@@ -60,7 +60,7 @@ async def offer(url: str, rate: float, seconds: float, body: dict[str, Any]) -> 
 
 
 def _pop_open(idle: list[Connection]) -> Connection | None:
-    """The one used last, unless the server has closed it: it does so with those that were idle for long."""
+    """The connection that was used last and is still open: the server closes those that are idle for long. None if there is none."""
     while idle:
         reader, writer = idle.pop()
         if not reader.at_eof():
@@ -70,7 +70,7 @@ def _pop_open(idle: list[Connection]) -> Connection | None:
 
 
 async def _exchange(connection: Connection, request: bytes) -> int:
-    """The status of the answer."""
+    """Send the request and read the whole answer. Returns its status."""
     reader, writer = connection
     writer.write(request)
     lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
@@ -80,13 +80,13 @@ async def _exchange(connection: Connection, request: bytes) -> int:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """By nearest rank; nan without values."""
+    """The quantile by nearest rank; nan without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 def share_within(metrics: str, status: int, limit: str) -> float:
-    """Of the responses of /generate with `status`, how many the server gave within the bucket `limit`, from `/metrics`."""
+    """The share of the responses of /generate with `status` that the server gave within the bucket `limit`. metrics: text of `/metrics`."""
     labels = f'method="POST",route="/generate",status="{status}"'
     counts = {
         line.rpartition(" ")[0]: float(line.rpartition(" ")[2])

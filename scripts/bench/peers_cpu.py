@@ -1,11 +1,11 @@
-"""Decode throughput of this server and of those peers that are installed, over HTTP on one machine, in one run.
+"""Decode throughput of this server and of the peers that are installed, over HTTP on one machine, in one run.
 
     python scripts/bench/peers_cpu.py --path /other/venv/bin --path /llama.cpp/build/bin
 
-All servers run the embedded model and stay up; their turns are interleaved, so that what else happens on the machine meets all of them
-alike. A turn is N clients that each stream one completion of a distinct short prompt, greedy, end of text ignored where the server can.
-Throughput is the tokens that the server counts over the wall time of the turn; the best turn counts. A ratio is this server's throughput
-over the peer's. llama-server runs the GGUF file as it is published, the others bf16 weights.
+All servers run the embedded model and stay up. Their turns are interleaved, so that other load on the machine affects all of them alike.
+In a turn, each of N clients streams one greedy completion of a distinct short prompt, with the end of text ignored if the server can do
+that. Throughput is the tokens that the server counts over the wall time of the turn; the best turn counts. A ratio is this server's
+throughput over the peer's. llama-server runs the published GGUF file, the others bf16 weights.
 """
 
 import argparse
@@ -37,7 +37,7 @@ IGNORE_EOS: Mapping[str, Any] = {"ignore_eos": True, **USAGE}
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """How to start a server: its command, with {port}, {folder}, {gguf} and {cores} to fill in, and what its requests carry besides."""
+    """How to start a server: its command, with {port}, {folder}, {gguf} and {cores} to fill in, and further fields of its requests."""
 
     name: str
     command: tuple[str, ...]
@@ -62,7 +62,7 @@ SERVERS = (
 
 @dataclass(slots=True)
 class Running:
-    """A server that is up, and its best tokens a second by number of clients."""
+    """A running server, and its best tokens a second by number of clients."""
 
     peer: Peer
     url: str
@@ -78,7 +78,7 @@ def find(peer: Peer, path: str) -> tuple[str, ...] | None:
 def start(
     peer: Peer, command: Sequence[str], places: Mapping[str, Any], startup_s: float, stack: ExitStack, log_file: Path | None = None
 ) -> Running:
-    """Run the server until `stack` closes. Raises RuntimeError if it does not get ready; its log is then the end of the message."""
+    """Run the server until `stack` closes. Raises RuntimeError, with the end of the log, if the server does not become ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -109,7 +109,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 async def complete(client: LoadClient, body: dict[str, Any]) -> int:
-    """Stream one completion; the number of tokens that the server counts."""
+    """Stream one completion. Returns the number of tokens that the server counts."""
     answer = await client.stream(COMPLETIONS, body)
     if answer.error or not answer.output_tokens:
         raise RuntimeError(answer.error or "the server does not say how many tokens it generated")
@@ -127,7 +127,7 @@ async def turn(server: Running, label: str, num_clients: int, max_tokens: int) -
 
 
 def measure(servers: list[Running], clients: Sequence[int], max_tokens: int, rounds: int) -> dict[str, str]:
-    """Fill in what each server reaches, after one round that warms up. Those that failed leave the list; returns why, by name."""
+    """Fill in the best rates of each server, after one round that warms up. A server that fails leaves the list. Returns why, by name."""
     failed: dict[str, str] = {}
     for round_index in range(rounds + 1):
         for server in list(servers):
@@ -144,7 +144,7 @@ def measure(servers: list[Running], clients: Sequence[int], max_tokens: int, rou
 
 
 def table(servers: Sequence[Running], clients: Sequence[int]) -> str:
-    """A row for each server: tokens a second by number of clients, and this server's over them."""
+    """A table with a row for each server: tokens a second by number of clients, and the ratios of this server to it."""
     ours = next((server.best for server in servers if server.peer.name == OURS), {})
     lines = [f"{'tok/s':<30}" + "".join(f"{n:>9} clients   ratio" for n in clients)]
     for server in servers:
@@ -155,7 +155,7 @@ def table(servers: Sequence[Running], clients: Sequence[int]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--path", action="append", default=[], help="a folder in which peers' programs are looked for first")
+    parser.add_argument("--path", action="append", default=[], help="a folder to search first for the peers' programs; may be repeated")
     parser.add_argument("--only", nargs="+", choices=[peer.name for peer in SERVERS], default=[peer.name for peer in SERVERS])
     parser.add_argument("--clients", type=int, nargs="+", default=(1, 8))
     parser.add_argument("--max-tokens", type=int, default=64)

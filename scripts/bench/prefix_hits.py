@@ -1,8 +1,8 @@
-"""Measure how much of what chats send again the prefix cache still has, by the size of the pool. No forward runs.
+"""Measure how much of what chats send again is still in the prefix cache, by the size of the pool. No forward runs.
 
-As many chats as --sessions take turns, each prompt being all of its chat so far, over the layer groups of Gemma 3 270M (three
-full layers, fifteen with a window of 512). A pool of factor 1 has the bytes of the full layers' KV of all chats at their end
-and of one window for each.
+As many chats as --sessions take turns; each prompt is all of its chat so far. The layer groups are those of Gemma 3 270M: three full
+layers, and fifteen with a window of 512. A pool of factor 1 has the bytes of the full layers' KV of all chats at their end, and of
+one window for each chat.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def round_robin(
     probe = KVLayout.from_bytes((FULL, WINDOW), BLOCK_SIZE, int(factor * num_sessions * session_bytes))
     cache = create_cache(KVLayout((FULL, WINDOW), BLOCK_SIZE, probe.num_slabs + 1), CacheOptions(eviction_policy=policy))
     scheduler = ContinuousBatchScheduler(cache, SchedulerOptions(max_batch_size=MAX_BATCH, prefill_chunk_size=CHUNK))
-    # Of the window layers, a row needs what its chunk reads, rounded to blocks at both ends.
+    # In the window layers, a row needs the blocks that its chunk reads, the first and the last of them perhaps in part.
     row_bytes = length * FULL.token_bytes + min(length, 512 + CHUNK) * WINDOW.token_bytes
     most_used_bytes = MAX_BATCH * (row_bytes + 2 * BLOCK_SIZE * (FULL.token_bytes + WINDOW.token_bytes))
     rng, resent = random.Random(0), 0
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--turn-tokens", type=int, default=400)
     parser.add_argument("--output-tokens", type=int, default=100)
     parser.add_argument(
-        "--drop-answers", action="store_true", help="the next prompt repeats the prompts alone, as if answers were thoughts"
+        "--drop-answers", action="store_true", help="let the next prompt repeat only the prompts, as if answers were thoughts"
     )
     args = parser.parse_args()
     for factor in args.factors:

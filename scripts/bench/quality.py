@@ -1,4 +1,4 @@
-"""What quantisation costs in quality: perplexity of a text, and how often its most likely next token is that of the first setting.
+"""What quantisation costs in quality: perplexity of a text, and how often the most likely next token is that of the first setting.
 
     python scripts/bench/quality.py --quantization none int8
 
@@ -32,11 +32,11 @@ TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
 
 @dataclass(slots=True)
 class Recital:
-    """A sampler that "samples" what the passages say. A request's seed is the number of its passage."""
+    """A sampler that "samples" the tokens of the passages. A request's seed is the number of its passage."""
 
     passages: Sequence[Sequence[int]]
     losses: list[float] = field(default_factory=list)
-    best: dict[tuple[int, int], int] = field(default_factory=dict)  # (passage, position) to the most likely token
+    best: dict[tuple[int, int], int] = field(default_factory=dict)  # the most likely token by (passage, position)
     capturable: None = None
 
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Sampled:
@@ -51,12 +51,12 @@ class Recital:
         return math.exp(sum(self.losses) / len(self.losses))
 
     def agreement(self, other: "Recital") -> float:
-        """Share of the places where both would have chosen the same token."""
+        """Share of the places in which both would have chosen the same token."""
         return sum(other.best[place] == token for place, token in self.best.items()) / len(self.best)
 
 
 def passages(num_tokens: int, rows: int, model_name: str = Settings.model_fields["model_name"].default) -> list[list[int]]:
-    """The first num_tokens of the project's own text, cut into so many rows of equal length, each after a BOS token."""
+    """The first `num_tokens` of the project's own text, cut into `rows` passages of equal length, each after a BOS token."""
     settings = Settings(model_name=model_name)
     ids = Tokenizer.from_folder(resolve_model(model_name, None, settings.cache_dir)).encode(TEXT.read_text())
     length = min(num_tokens, len(ids)) // rows
@@ -64,7 +64,7 @@ def passages(num_tokens: int, rows: int, model_name: str = Settings.model_fields
 
 
 def recite(settings: Settings, texts: Sequence[Sequence[int]]) -> Recital:
-    """Every token of every passage but the first, each predicted from those before it."""
+    """Predict every token of every passage but the first one, each from those before it."""
     recital = Recital(texts)
     folder = resolve_model(settings.model_name, settings.model_revision, settings.cache_dir)
     backend = PagedBackend(settings.model_options(), folder, open_checkpoint, recital)

@@ -1,9 +1,9 @@
-"""Write the config.json of a released model, without weights or tokenizer: with LOAD_FORMAT=dummy that is enough to serve it.
+"""Write the config.json of a released model, without weights or tokenizer. With LOAD_FORMAT=dummy that is enough to serve it.
 
     python scripts/bench/released_configs.py gemma4-e2b FOLDER
     LOAD_FORMAT=dummy python -m inference_server --model-name FOLDER
 
-The values are those of the released checkpoints; `--num-layers` keeps the first layers only, where memory is short.
+The values are those of the released checkpoints. `--num-layers` keeps only so many of the first layers, where memory is short.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def _layer_types(num_layers: int, period: int) -> list[str]:
-    """Sliding layers, and every `period`-th one full."""
+    """The types of the layers: every `period`-th is full, the others slide."""
     return ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(num_layers)]
 
 
@@ -109,9 +109,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def shortened(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
-    """The config with its first layers only, the last of them full; layers that share KV keep their part of the whole.
+    """The config with only its first layers, of which the last is full. Layers that share KV keep their share of the layers.
 
-    The last layer with KV of its own is full too, or the last one would have nobody's to read.
+    The last layer with KV of its own is full too: else the last layer, if it shares, would have none to read.
     """
     types = config.get("layer_types")
     if types is None:
@@ -123,7 +123,7 @@ def shortened(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
 
 
 def spelled_out(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with what this project works out for itself and other engines want to be told."""
+    """The config with the fields that this project derives and other engines need to be told."""
     return {"dtype": "bfloat16", "num_hidden_layers": len(config.get("layer_types", ())), **config}
 
 

@@ -1,10 +1,11 @@
-"""What a request costs a server beside the forward, by the length of its prompt: processor time a request, by thread.
+"""What a request costs a server beside the forward, by the length of its prompt: processor time by thread.
 
     PYTHONPATH=src OMP_NUM_THREADS=1 python scripts/bench/request_path.py [--lengths 128 1024 8192] [--tokenizer FOLDER]
 
-The real server in a process of its own, on all of a CUDA backend's host side but its copies, launches and graphs (`host_rig.py`), with the
-prefix cache on. One request at a time, streamed, one token out, each on a connection of its own, no two prompts alike; the least of several
-samples. With a tokenizer also texts and chats, of four characters for each token of the lengths; what tokenises long ones is `others`.
+The real server runs in a process of its own, on the host side of a CUDA backend without its copies, launches and graphs (`host_rig.py`),
+with the prefix cache on. Requests come one at a time, each streamed, with one token out, a new connection and a new prompt; the least of
+several samples counts. With a tokenizer it also sends texts and chats, of four characters for each token of the lengths. The threads that
+tokenise long texts count as `others`.
 """
 
 import argparse
@@ -27,9 +28,9 @@ from inference_server.engine.loaded_model import LoadedModel
 from inference_server.tokenization.tokenizer import ByteTokenizer, Tokenizer
 
 WARM, A_SAMPLE = 4, 8
-CHARACTERS = 4  # of English text in a token, about
+CHARACTERS = 4  # about as many as a token of English text has
 MARGIN = 512
-Request = Callable[[str], bytes]  # from the server's address
+Request = Callable[[str], bytes]  # from the server's address to the bytes to send
 
 
 def load(tokenizer: Path | None, max_len: int) -> LoadedModel:
@@ -58,7 +59,7 @@ def chat_of(length: int) -> Request:
 
 
 def measure(url: str, read: Callable[[], Reading], make: Callable[[int], Request], length: int, samples: int) -> list[float]:
-    """Milliseconds a request of the loop, of the engine and of other threads, each the least of the samples."""
+    """Milliseconds a request of the event loop, of the engine's thread and of other threads, each the least of the samples."""
     readings: list[Reading] = []
     for number in (WARM, *[A_SAMPLE] * samples):
         requests = [make(length)(url) for _ in range(number)]
@@ -78,7 +79,7 @@ PARTS: Sequence[Callable[[Reading], float]] = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 1024, 8192])
-    parser.add_argument("--samples", type=int, default=6, help=f"of {A_SAMPLE} requests each")
+    parser.add_argument("--samples", type=int, default=6, help=f"number of samples of {A_SAMPLE} requests each")
     parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer.json")
     args = parser.parse_args()
     settings = Settings(_env_file=None, model_name="none", log_level="warning")

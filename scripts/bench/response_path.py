@@ -1,11 +1,11 @@
-"""What an event of a stream costs the event loop, and how many tokens a second one interpreter serves, with a fake model.
+"""What an event of a stream costs the event loop, and how many tokens a second one interpreter serves, on a fake model.
 
     PYTHONPATH=src python scripts/bench/response_path.py [--streams 256]
 
-A server on `FakeBackend` in a process of its own, with the real scheduler, engine, routes and uvicorn; this process is the client, raw
-sockets that count events. Costs are processor time of the server while all streams run, so that they mean something on a busy machine
-too. First with one event a token, then merged, as the server does it above 64 streams. The fake model's work counts as the server's.
-Before both the floor: as many writes of as many bytes by a thread that does nothing else.
+A server on `FakeBackend` runs in a process of its own, with the real scheduler, engine, routes and uvicorn; this process is the client, raw
+sockets that count events. Costs are processor time of the server while all streams run, so they hold on a busy machine too; the fake
+model's work counts as the server's. The first run measures the floor: as many writes of as many bytes by a thread that does nothing else.
+The second sends one event for each token, the third merges tokens into events, as the server does above 64 streams.
 """
 
 import argparse
@@ -28,7 +28,9 @@ Run = Callable[[socket.socket, Connection], None]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """While all streams ran. us_per_event: of the loop's thread. The two rates are tokens a second by the clock and by processor time."""
+    """Figures of the time in which all streams ran. us_per_event: processor time of the event loop. rate, processor_rate: tokens a second
+    of the clock and of processor time.
+    """
 
     us_per_event: float
     tokens_per_event: float
@@ -43,7 +45,7 @@ def wait_ready(url: str) -> None:
 
 @contextmanager
 def running(run: Run, backlog: int = 1) -> Iterator[tuple[str, Callable[[], Reading]]]:
-    """A server in a process of its own: its address, and what reads it."""
+    """Run a server in a process of its own. Yields its address, and a function that takes a reading of it."""
     context = get_context("spawn")
     here, there = context.Pipe()
 
@@ -63,7 +65,7 @@ def running(run: Run, backlog: int = 1) -> Iterator[tuple[str, Callable[[], Read
 
 
 def measure(streams: int, tokens: int, run: Run, wait: Callable[[str], None] = wait_ready) -> Figures:
-    """wait: until it is ready."""
+    """Measure the server that `run` runs. wait: waits until the server at an address is ready."""
     readings: list[Reading] = []
     counts: list[int] = []
     with running(run, streams) as (url, read):
@@ -89,8 +91,8 @@ def measure(streams: int, tokens: int, run: Run, wait: Callable[[str], None] = w
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=512, help="of each stream")
-    parser.add_argument("--step-ms", type=float, default=20.0, help="of a step of the first run: long enough to send each token alone")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens of each stream")
+    parser.add_argument("--step-ms", type=float, default=20.0, help="of a step without merging: long enough to send each token alone")
     args = parser.parse_args()
     streams, tokens, step_s = args.streams, args.tokens, args.step_ms / 1e3
     floor = measure(streams, tokens, partial(run_floor, streams, tokens, step_s), lambda url: None)

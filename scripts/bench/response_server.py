@@ -1,7 +1,7 @@
-"""Servers of `response_path.py` and `request_path.py`, for processes of their own: the real one on a fake model, and one that only sends.
+"""Servers of `response_path.py` and `request_path.py`, to run in their own processes: the real one, and one that only sends.
 
-They serve streams until None comes by `control`; whatever else comes is answered by a reading. The last has its events ready and sends
-one to each stream at a time, as many bytes as the first would, so it is the floor of what that can cost.
+They serve streams until None comes by `control`, and answer whatever else comes with a reading. The one that only sends has its events
+ready and sends one to each stream at a time, with as many bytes as the real one, so it shows the floor of what that costs.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from inference_server.engine import outbox
 from inference_server.engine.loaded_model import LoadedModel
 from inference_server.server import create_app
 
-# The fake model hashes what a token attends to. That is no part of the path, so it attends to little.
+# The fake model hashes what a token attends to. That is no part of the path, so a short window keeps it small.
 GROUPS = (LayerGroup((0,), 1, 1, 2, window=1),)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT = (
@@ -38,7 +38,9 @@ LARGEST_REQUEST = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Of a server. loop_s, engine_s, process_s: processor time of the thread that sends, the engine's and all; steps: of the engine."""
+    """A reading of a server. loop_s, engine_s, process_s: processor time of the sending thread, of the engine's thread and of all. steps:
+    how many the engine has run.
+    """
 
     time: float
     loop_s: float
@@ -48,7 +50,7 @@ class Reading:
 
     @classmethod
     def now(cls, steps: int) -> "Reading":
-        """On the thread that sends."""
+        """Take a reading; to be called on the thread that sends."""
         idents = [thread.ident for thread in threading.enumerate() if thread.name == "engine"]
         engine_s = sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents if ident is not None)
         return cls(time.perf_counter(), time.thread_time(), engine_s, time.process_time(), steps)
@@ -70,7 +72,7 @@ async def serve(listener: socket.socket, control: Connection, settings: Settings
 
 
 def run_loaded(settings: Settings, load: Callable[[], LoadedModel], listener: socket.socket, control: Connection) -> None:
-    """The real server, on the event loop that uvicorn would choose."""
+    """Run the real server, on the event loop that uvicorn would choose."""
     with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
         runner.run(serve(listener, control, settings, load))
 
@@ -84,7 +86,7 @@ def run_server(streams: int, step_s: float, merged: bool, listener: socket.socke
         max_batch_size=streams,
         max_queue_size=streams,
         max_batched_tokens=32 * streams,
-        prefill_chunk_size=32 * streams,  # as on CUDA, whose host this measures
+        prefill_chunk_size=32 * streams,  # as on CUDA, whose host side this measures
         kv_cache_num_blocks=64 * streams,
         enable_prefix_cache=False,
         log_level="warning",
@@ -93,7 +95,7 @@ def run_server(streams: int, step_s: float, merged: bool, listener: socket.socke
 
 
 def run_floor(streams: int, tokens: int, step_s: float, listener: socket.socket, control: Connection) -> None:
-    """One stream, then all at once."""
+    """Serve one stream, then all at once, without any work but sending."""
     for number in (1, streams):
         connections = [listener.accept()[0] for _ in range(number)]
         for connection in connections:

@@ -1,7 +1,7 @@
-"""Whether a seed gives a prompt the same tokens alone and among busy neighbours, and how soon not.
+"""Whether a prompt with a seed gets the same tokens alone and among busy neighbours, and from which token on they differ.
 
-Runs the engine in this process, without HTTP, on the model that MODEL_NAME names (default: embedded) in its DTYPE. Each of the probes is
-drawn from at temperature 1 first alone, then with all others and further neighbours, whose prompts are of other lengths.
+Runs the engine in this process, without HTTP, on the model that MODEL_NAME names (default: embedded), in DTYPE. Each of the probes is
+sampled at temperature 1, first alone, then together with the others and further neighbours, whose prompts have other lengths.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Measure what one step costs in the scheduler: `schedule()` plus `update()` with a full batch of decoding requests.
 
-The budget is 1.0 ms at 256 running and 1,000 waiting requests on one core, whatever the number waiting. The prompts share a
-prefix of PROMPT_TOKENS, and the prefix cache takes in every block. The rows belong to --keys fairness keys, and with --churn one row
-ends, one is admitted and one arrives every step. --held measures something else: `schedule()` alone with so many prompts of 8,000 tokens
-that share half of them and wait for memory.
+The budget is 1.0 ms at 256 running and 1,000 waiting requests on one core, and the number waiting should not matter. The prompts share a
+prefix of PROMPT_TOKENS, and the prefix cache takes in every block. The rows belong to --keys fairness keys. With --churn, one row ends, one
+is admitted and one arrives every step. --held measures something else: `schedule()` alone, while so many prompts wait for memory. Each of
+these has 8,000 tokens, of which all prompts share half.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from inference_server.core.sampling_params import SamplingParams
 from inference_server.kv_cache.factory import create_cache
 from inference_server.scheduler.continuous_batching import ContinuousBatchScheduler
 
-PROMPT_TOKENS = 64  # and up to a block more, so that rows cross block edges at different steps
+PROMPT_TOKENS = 64  # each prompt has up to a block more, so that rows cross block edges at different steps
 
 
 def make_request(index: int, num_keys: int, max_tokens: int) -> ScheduledRequest:

@@ -1,10 +1,11 @@
-"""Tries the launch configurations of few-rows products in a model's whole decode step, and writes those that shorten it into the table.
+"""Tries the launch configurations of few-rows products in a model's whole decode step, and puts those that shorten it into the table.
 
     python scripts/bench/tune_in_step.py [gemma4-e2b] [--rows 32 16] [--shapes 1536x256] [--int8] [--gain 2]
 
-`tune_triton_launch.py` times a product alone, where it overlaps with itself. In a step it overlaps with its neighbours, as far as shared
-memory holds both, and a tenth of a microsecond alone may be one in the step. Here a configuration counts by the graph of a step with
-greedy tokens, behind 256 tokens a row. Every graph is captured in the same memory and replayed in turns with the best so far.
+`tune_triton_launch.py` times a product alone, where it overlaps with itself. In a step it overlaps with its neighbours, if shared memory
+holds both, and a difference of a tenth of a microsecond alone may be a whole one in the step. This script judges a configuration by the
+time of a step's graph, with greedy tokens and 256 tokens before each row's own. Every graph is captured in the same memory and replayed in
+turns with the best so far.
 """
 
 import argparse
@@ -29,7 +30,7 @@ CONTEXT = 256
 
 
 class StepGraphs:
-    """Graphs of one step that share their memory, so that where it lies makes no difference between them."""
+    """Graphs of one step that share their memory, so that its place makes no difference between them."""
 
     def __init__(self, run: Callable[[], object]) -> None:
         run()
@@ -38,7 +39,7 @@ class StepGraphs:
         self._keeps_the_pool = self.capture()
 
     def capture(self) -> torch.cuda.CUDAGraph:
-        """What was compiled for it must have run before."""
+        """Capture the step. Its kernels must have been compiled and run before."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             self._run()
@@ -46,7 +47,7 @@ class StepGraphs:
 
 
 def microseconds(graphs: list[torch.cuda.CUDAGraph], turns: int = 5, replays: int = 8) -> list[float]:
-    """Of one replay of each, the median over turns."""
+    """Microseconds of one replay of each graph: the median over turns."""
     times: list[list[float]] = [[] for _ in graphs]
     for _ in range(turns):
         for graph, mine in zip(graphs, times, strict=True):
@@ -62,7 +63,10 @@ def microseconds(graphs: list[torch.cuda.CUDAGraph], turns: int = 5, replays: in
 
 
 def improve(graphs: StepGraphs, table: dict[str, list[int] | None], case: Case, gain: float) -> None:
-    """Leaves in the table what makes the step shortest, if by more than gain microseconds; prints the nearest."""
+    """Try the case's candidates, and leave the best one in the table if the step is shorter by more than `gain` microseconds.
+
+    Prints the candidates that came nearest to the best before them.
+    """
     default = table_fields(few_rows_default(case.rows, case.n, case.k, case.epilogue)) if case.int8 else None
     before, bench, tried = table.get(case.key, default), Bench(case, 1), []
     best, best_graph = before, graphs.capture()
@@ -94,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="gemma4-e2b", choices=CONFIGS)
     parser.add_argument("--rows", type=int, nargs="*", default=[32, 16])
-    parser.add_argument("--shapes", nargs="*", help="of the weights, N x K; all by default")
+    parser.add_argument("--shapes", nargs="*", help="shapes of weights to tune, as NxK; all by default")
     parser.add_argument("--int8", action="store_true")
     parser.add_argument("--gain", type=float, default=2.0, help="microseconds a step that a change must save")
     parser.add_argument("--processes", type=int, default=12)

@@ -2,10 +2,10 @@
 
     python scripts/bench/tune_triton_launch.py [gemma4-e2b ...] [--rows 1 16 32 64 256] [--shapes 24576x1536] [--int8] [--experts 1 8 32]
 
-Shapes are those of the models' decode steps. Weights rotate past the L2 cache. Several rows of logits are timed with the choice of a
-greedy token. Where the library's product with separate launches is faster, the table says null. Kernels are compiled by several
-processes first; every configuration is checked against the reference, and an entry is written as soon as it is known. With `--experts`
-sparse experts are timed too, for so many rows.
+Shapes are those of the models' decode steps. The weights of a case rotate, so that L2 never holds the next one. Logits of several rows are
+timed with the choice of a greedy token. If the library's product with separate launches is faster, the table gets null. Several processes
+compile the kernels first. Every configuration is checked against the reference, and an entry is written as soon as it is known. With
+`--experts` it also times sparse experts, for so many rows.
 """
 
 import argparse
@@ -34,11 +34,11 @@ from inference_server.kernels.quantize import QuantizedWeight, quantize_weight
 ROTATED_BYTES = 300_000_000
 MAX_ERROR = 0.01
 EPS = 1e-6
-TOP_K = 8  # experts of a token, in the released models
+TOP_K = 8  # experts of a token in the released models
 
 
 class Bench:
-    """Tensors of a case, and ways to run it on the weights in turn."""
+    """The tensors of a case, and ways to run it. copies: number of weights, which runs use in turn."""
 
     def __init__(self, case: Case, copies: int) -> None:
         torch.manual_seed(0)
@@ -52,7 +52,7 @@ class Bench:
         self.factor = torch.randn(case.rows, case.n, device="cuda", dtype=torch.bfloat16) if ungated else None
 
     def kernel(self, config: LaunchConfig, weight: QuantizedWeight) -> Tensor:
-        """The scales of a weight that is not quantised are None."""
+        """Run our kernel. weight: its scales are None if it is not quantised."""
         case = self.case
         if case.highest:
             return highest_of_few_rows(self.x, weight.values, case.epilogue, config, weight.scales)
@@ -67,7 +67,7 @@ class Bench:
         return layer.highest_by_library(x) if self.case.highest else self._followed(layer.by_library(x, self.factor))
 
     def separate(self, config: LaunchConfig, weight: QuantizedWeight) -> Tensor:
-        """The norm in a launch of its own."""
+        """Run our kernel after a norm in a launch of its own."""
         assert self.norm is not None
         _, normed = add_norm(self.residual, self.x, self.norm)
         return one_row(None, normed, None, weight.values, self.case.epilogue, self.factor, config, weight.scales)[1]
@@ -96,12 +96,12 @@ class Bench:
         return TritonLinear(weight.values, self.case.epilogue, torch.bfloat16, weight.scales)
 
     def _followed(self, y: Tensor) -> Tensor:
-        """What adds up partial sums is part of their cost."""
+        """Add up the partial sums of a split product, since that is part of its cost."""
         return add_norm(self.stream, y, self.after)[1] if self.after else y
 
 
 def compile_all(jobs: list[tuple[Case, LaunchConfig]]) -> None:
-    """Run each once; what is compiled lands in Triton's cache."""
+    """Run each job once, so that Triton's cache holds the compiled kernel."""
     for case, config in jobs:
         bench = Bench(case, 1)
         bench.kernel(config, bench.weights[0])
@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=["gemma4-e2b", "gemma4-e4b", "qwen3-30b-a3b"])
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 16, 32, 64])
-    parser.add_argument("--shapes", nargs="*", help="of the weights, N x K; all by default")
+    parser.add_argument("--shapes", nargs="*", help="shapes of weights to tune, as NxK; all by default")
     parser.add_argument("--int8", action="store_true")
     parser.add_argument("--experts", type=int, nargs="*", default=[])
     parser.add_argument("--processes", type=int, default=12)

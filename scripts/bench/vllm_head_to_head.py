@@ -1,12 +1,12 @@
-"""This server beside vLLM on one GPU, with the same model folder, where vLLM is installed in a Python of its own.
+"""Compares this server with vLLM on one GPU and the same model folder. vLLM is installed in a Python of its own.
 
     python scripts/bench/vllm_head_to_head.py /models/gemma-4-e2b --vllm-python /opt/vllm/bin/python --out head_to_head
 
-Each has the whole GPU in its turn, and turns alternate, so that a card that slows down meets both. The same batches go through each one's
-own interface without HTTP (`offline_batch.py`), and as streams from its server to a client of raw sockets (`http_load/light_client.py`;
-the folder needs a tokenizer), whose share of a core is printed to show that it held nobody up. The best turn counts. Prints tokens a
-second and ratios, above 1 where this server is faster; after each level all so far is written as a plot and as JSON, beside what the
-sides said.
+Each has the whole GPU in its turn, and turns alternate, so that a card that slows down affects both. The same batches go through the
+interface of each without HTTP (`offline_batch.py`), and as streams from the server of each to a client of raw sockets
+(`http_load/light_client.py`; for that the folder needs a tokenizer). The client's share of a core is printed, to show that it held nobody
+up. The best turn counts. Prints tokens a second and ratios, which are above 1 where this server is faster. After each level, the results so
+far are written as a plot and as JSON, beside the logs of both.
 """
 
 import argparse
@@ -32,13 +32,13 @@ from tqdm import tqdm
 from inference_server.engine.outbox import MERGE_ABOVE
 
 VLLM = "vLLM"
-Turn = Callable[[], list[float]]  # runs one side; tokens a second of each batch
+Turn = Callable[[], list[float]]  # runs one side, and returns the tokens a second of each batch
 OFFLINE = Path(__file__).with_name("offline_batch.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Output tokens a second of both."""
+    """The output tokens a second of both for one batch."""
 
     level: str
     label: str
@@ -54,7 +54,7 @@ class Row:
 
 
 def offline(python: str, engine: str, job: dict[str, Any], log: Path) -> list[float]:
-    """Tokens a second of each batch. Raises RuntimeError with the last line of the log."""
+    """Tokens a second of each batch through the engine's own interface. Raises RuntimeError, with the last line of the log, if it fails."""
     with log.open("a") as said:
         done = subprocess.run(
             [python, str(OFFLINE), engine], input=json.dumps(job), stdout=subprocess.PIPE, stderr=said, text=True, check=False
@@ -66,7 +66,7 @@ def offline(python: str, engine: str, job: dict[str, Any], log: Path) -> list[fl
 
 
 def over_http(peer: Peer, job: dict[str, Any], startup_s: float, log: Path) -> list[float]:
-    """The same of a server that is started for it and stopped. Raises RuntimeError."""
+    """Tokens a second of each batch over HTTP. Starts and stops the server. Raises RuntimeError if the server or a request fails."""
     shares: dict[int, float] = {}
     with ExitStack() as stack:
         url = start(peer, peer.command, {}, startup_s, stack, log).url
@@ -85,7 +85,7 @@ def over_http(peer: Peer, job: dict[str, Any], startup_s: float, log: Path) -> l
 
 
 def alternate(level: str, labels: Sequence[str], turns: int, run_ours: Turn, run_vllm: Turn) -> list[Row]:
-    """The best of each side's turns, which take turns."""
+    """Let both sides run in turn, `turns` times each. Returns the best of each."""
     mine, theirs = [0.0] * len(labels), [0.0] * len(labels)
     for _ in tqdm(range(turns), desc=level, unit="turn"):
         mine = list(map(max, mine, run_ours()))
@@ -148,13 +148,13 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--vllm-python", required=True, help="the Python in which vLLM is installed")
-    parser.add_argument("--vllm-args", type=shlex.split, default="--no-enable-prefix-caching", help="flags of vLLM's server, in one word")
+    parser.add_argument("--vllm-args", type=shlex.split, default="--no-enable-prefix-caching", help="flags of vLLM's server, as one word")
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
-    parser.add_argument("--load-format", default="auto", help="dummy: random weights in both")
+    parser.add_argument("--load-format", default="auto", help="dummy for random weights in both")
     parser.add_argument("--max-model-len", type=int, default=16384)
     parser.add_argument("--batches", nargs="+", default=["1x128x257", "8x128x257", "32x128x257", "256x128x257"], metavar="ROWSxINxOUT")
     parser.add_argument("--max-batched-tokens", type=int, default=8192)
-    parser.add_argument("--rounds", type=int, default=2, help="in a turn, after one that warms up")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds in a turn, after one that warms up")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--startup-s", type=float, default=900)
     parser.add_argument("--out", type=Path, default=Path("head_to_head"), help="path of all files, without suffix")

@@ -1,11 +1,11 @@
-"""Locust users who read streams, with time to first token and time between tokens among Locust's own statistics.
+"""Locust users that read streams, with time to first token and time between tokens in Locust's own statistics.
 
     pip install locust
     locust -f scripts/load/locustfile.py --host http://127.0.0.1:8000                                     # web page on port 8089
     locust -f scripts/load/locustfile.py --host http://127.0.0.1:8000 --headless -u 8 -r 2 -t 60s
 
 Rows `TTFT`, `ITL` and `end to end` of type SSE hold milliseconds; a refusal (429) is a failure of its own name. The prompts are those of
-`scripts/bench/load.py`, which measures more finely: greenlets share one core with Locust's bookkeeping.
+`scripts/bench/load.py`, which measures more finely, since here all users share one core with Locust's bookkeeping.
 """
 
 import json
@@ -25,7 +25,7 @@ from http_load.workloads import MIXES, Session
 
 
 class StreamingUser(HttpUser):
-    """Plays one session after the other, of the mixed workload, with a pause of half a second to two between them."""
+    """Plays one session of the mixed workload after the other, with a pause of half a second to two seconds between them."""
 
     wait_time = between(0.5, 2)
 
@@ -38,7 +38,7 @@ class StreamingUser(HttpUser):
         session: Session = self._random.choice(MIXES["mixed"]).session(self._random)
         messages: list[dict[str, str]] = []
         for turn in session.turns:
-            time.sleep(turn.think_s)  # Locust makes it a pause of this user alone
+            time.sleep(turn.think_s)  # Locust patches this, so that it pauses only this user
             body = {"model": self._model, "max_tokens": turn.max_tokens, "stream": True, **USAGE}
             if len(session.turns) == 1:
                 text = self._stream(COMPLETIONS, {**body, "prompt": turn.text})
@@ -50,7 +50,7 @@ class StreamingUser(HttpUser):
                 return
 
     def _stream(self, path: str, body: dict[str, Any]) -> str | None:
-        """The text of the answer, or None where it failed; Locust's row of the path counts both, and until the headers alone."""
+        """The text of the answer, or None if it failed. Locust's row of the path counts either, with the time until the headers came."""
         begin = time.perf_counter()
         with self.client.post(path, json=body, stream=True, catch_response=True) as response:
             if response.status_code != 200:
@@ -64,7 +64,7 @@ class StreamingUser(HttpUser):
         return text
 
     def _read(self, lines: Iterable[bytes], begin: float) -> tuple[str, bool]:
-        """The text, and whether it came to its end."""
+        """The text, and whether the stream came to its end."""
         text, last = "", begin
         for line in lines:
             if line == b"data: [DONE]":

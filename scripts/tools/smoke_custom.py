@@ -1,10 +1,10 @@
-"""One prompt through the custom backend in this process, without a server: its tokens, and what they took.
+"""Runs one prompt through the custom backend in this process, without a server: prints the tokens, and the time that they took.
 
     python scripts/tools/smoke_custom.py                                             # the embedded model
     PYTHONPATH=src python scripts/tools/smoke_custom.py --model FOLDER --load-format dummy --device cuda # a config.json is enough
 
-Needs torch and what reads weights and tokenizers, no web framework. Greedy; with random weights the tokens mean nothing, but every part
-of the engine has run.
+Needs torch and the packages that read weights and tokenizers, no web framework. Tokens are chosen greedily. With random weights they
+mean nothing, but every part of the engine has run.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from inference_server.engine.model_loader import ModelLoader
 
 
 def run(engine: Engine, prompt: list[int], max_tokens: int) -> tuple[list[int], list[float]]:
-    """The ids that follow the prompt, and the seconds of each step."""
+    """The ids that follow the prompt, and the seconds that each step took."""
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     request = ScheduledRequest("smoke", list(prompt), sampling, time.monotonic())
     engine.add(request)
@@ -38,8 +38,8 @@ def main() -> None:
     parser.add_argument("--model", default="embedded", help="embedded, a folder, a .gguf file or a Hugging Face id")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
-    parser.add_argument("--num-blocks", type=int, default=1024, help="of the KV pool")
-    parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/inference-server"), help="of converted weights")
+    parser.add_argument("--num-blocks", type=int, default=1024, help="blocks of the KV pool")
+    parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/inference-server"), help="folder of converted weights")
     args = parser.parse_args()
     options = ModelOptions(
         args.model, None, args.cache_dir.expanduser(), backend="custom", device=args.device, load_format=args.load_format

@@ -1,8 +1,8 @@
 """Turn the files of a timeline (`TIMELINE_DIR`) into one trace that ui.perfetto.dev and chrome://tracing open.
 
-Three processes: the phases of the engine, a track each, with counters of requests that run and wait and of KV blocks in use; the slots
-of the batch, a track each, with the requests that had them, the pieces of their prompts and their decoding; and the waits in the queue.
-A line that a killed server did not finish is left out and counted.
+The trace has three processes. The first has a track for each phase of the engine, and counters of running and waiting requests and of KV
+blocks in use. The second has a track for each slot of the batch, with the requests that had it, the pieces of their prompts and their
+decoding. The third has the waits in the queue. A line that a killed server did not finish is left out and counted.
 
     python scripts/tools/timeline_to_perfetto.py timeline/*.jsonl -o trace.json
 """
@@ -23,10 +23,12 @@ ENGINE, SLOTS, QUEUE = 1, 2, 3
 
 @dataclass
 class Trace:
-    """What has been drawn, requests in slots apart, for they come before what is inside them. `add` wants events in the order of time.
+    """The trace so far. `add` has to be called with events in the order of time.
 
-    stays: slot and start of those that have one. slots: who has which. waits: since when who was preempted.
-    prefills: of steps that were planned and not collected. collected: the end of the latest wait for a step.
+    drawn: what has been drawn, except requests. requests: those in slots, apart because they go before what is inside them.
+    stays: slot and start of each request that has a slot. slots: the request in each slot. waits: when a preempted request began to wait.
+    prefills: of the steps that were planned and not collected yet, when they were planned and the pieces of prompts in them.
+    collected: the end of the latest wait for a step. last: the latest time of any event.
     """
 
     drawn: list[Event] = field(default_factory=list)
@@ -58,7 +60,7 @@ class Trace:
                 self._phase(phase, event)
 
     def finish(self) -> dict[str, Any]:
-        """The trace as JSON. Who still has a slot has it until the end."""
+        """The trace as JSON. Requests that still have a slot keep it until the end."""
         for request in list(self.stays):
             self._leave(request, self.last, {"reason": "open"})
         tracks = {(ENGINE, number): phase for number, phase in enumerate(PHASES, 1)}
@@ -81,7 +83,9 @@ class Trace:
                 self._draw("C", ENGINE, 0, name, ts, args={name: event[name]})
 
     def _draw_prefills(self, step: int, end: int) -> None:
-        """From the step's plan, or from the end of the step before if that was later. Whoever has ended meanwhile is left out."""
+        """Draw a step's pieces of prompts, from its plan, or from the end of the step before if that was later. A request that has left its
+        slot meanwhile is left out.
+        """
         planned, chunks = self.prefills.pop(step, (end, []))
         start, self.collected = max(planned, self.collected), end
         for slot, position, tokens in chunks:
@@ -101,7 +105,7 @@ class Trace:
             self._draw("X", SLOTS, slot, "decode", first_token, dur=ts - first_token)
 
     def _wait(self, request: str, start: int, end: int) -> None:
-        """Waits overlap, so they are asynchronous: a pair of events with one id."""
+        """Draw a wait. Waits overlap, so they are asynchronous: a pair of events with one id."""
         for kind, ts in (("b", start), ("e", end)) if start < end else ():
             self._draw(kind, QUEUE, 0, request, ts, cat="queue", id=request)
 
@@ -114,7 +118,7 @@ def _name(what: str, pid: int, tid: int, name: str) -> Event:
 
 
 def read(paths: Iterable[Path]) -> tuple[list[Event], int]:
-    """The events of all files by their time, and how many lines are not whole."""
+    """The events of all files in the order of time, and how many lines are not whole."""
     events: list[Event] = []
     num_broken = 0
     for path in paths:
@@ -128,7 +132,7 @@ def read(paths: Iterable[Path]) -> tuple[list[Event], int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path, help="of one run")
+    parser.add_argument("files", nargs="+", type=Path, help="the timeline's files, all of one run")
     parser.add_argument("-o", "--out", type=Path, default=Path("trace.json"))
     arguments = parser.parse_args()
     events, num_broken = read(arguments.files)

@@ -1,1 +1,1 @@
-"""Load over HTTP: clients of an OpenAI server, the sessions they play, and what becomes of their answers. No commands of its own."""
+"""Load over HTTP: clients of an OpenAI server, the sessions that they play, and figures of their answers. It has no commands."""

@@ -1,4 +1,4 @@
-"""The highest rate of arrivals at which a server keeps its promises, found by doubling and then halving the interval."""
+"""Finds the highest rate of arrivals at which a server keeps its promises, by doubling the rate and then bisecting."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from http_load.stats import Summary
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Promises, in seconds. refused: highest share of requests that may be refused with 429; none may fail otherwise."""
+    """A server's promises. itl_p99, ttft_p99: in seconds. refused: highest share of requests refused with 429; none may fail otherwise."""
 
     itl_p99: float = 0.05
     ttft_p99: float = 2.0
     refused: float = 0.0
 
     def broken_by(self, summary: Summary) -> list[str]:
-        """What a run breaks, in words; empty where it keeps all. A run without requests shows nothing, so it breaks them."""
+        """What a run breaks, in words; empty if it keeps all. A run without requests shows nothing, so it breaks them."""
         if summary.requests == 0:
             return ["no request arrived"]
         broken = []
-        # Compared so that nan, a run of which no request ended well, breaks the bar.
+        # Written so that nan, the figure of a run in which no request ended well, breaks the bar.
         if not summary.itl.p99 <= self.itl_p99:
             broken.append(f"p99 ITL {1e3 * summary.itl.p99:.1f} ms")
         if not summary.ttft.p99 <= self.ttft_p99:
@@ -32,10 +32,10 @@ class Bars:
 
 
 def highest_rate(keeps: Callable[[float], bool], start: float, tolerance: float = 0.05, limit: float = 1e4) -> float:
-    """The highest rate found that `keeps` the bars; the lowest that breaks them is less than `tolerance` of it above.
+    """The highest rate found that `keeps` the bars. The lowest found that breaks them is higher by less than the share `tolerance`.
 
-    Begins at `start`, doubles or halves until two neighbours differ, then bisects. Returns 0 where even `start` / 64 breaks them, and what
-    kept them last where `limit` is reached.
+    Begins at `start`, doubles or halves until two neighbours differ, then bisects. Returns 0 if even `start` / 64 breaks the bars, and the
+    last rate that kept them if `limit` is reached.
     """
     if keeps(start):
         low, high = start, start * 2

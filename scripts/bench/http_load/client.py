@@ -1,8 +1,8 @@
 """One streamed request to an OpenAI server, and when each part of its answer came: the client of every benchmark over HTTP.
 
-A connection a request, read by an asyncio protocol with the HTTP parser that uvicorn uses, so that an event costs the client tens of
-microseconds, and hundreds of streams leave a core of a machine to the server beside it. Only events that carry text count as
-tokens' arrivals: an event may hold several tokens, and one that only names the role or the usage holds none.
+Each request has its own connection, read by an asyncio protocol with the HTTP parser that uvicorn uses. So an event costs the client tens
+of microseconds, and hundreds of streams leave the server its cores. Only events that carry text count as arrivals of tokens: such an event
+may hold several, and one that only names the role or the usage holds none.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from http_load.openai_stream import event_text
 class Answer:
     """What came back. Times are of `time.perf_counter`, in seconds.
 
-    status: of HTTP; 0 where no response came. error: None exactly where the stream ended as it should.
-    events: when each event with text came. The numbers of tokens are the server's own; 0 where it does not say.
+    status: of HTTP; 0 if no response came. error: None if and only if the stream ended as it should. events: when each event with text
+    came. The numbers of tokens are the server's own; 0 if it does not say.
     """
 
     sent: float
@@ -112,7 +112,7 @@ class _Exchange(asyncio.Protocol):
 
 
 def model_name(url: str, api_key: str = "none") -> str:
-    """The first model that the server names. Raises RuntimeError with one clear line where there is no such server."""
+    """The first model that the server names. Raises RuntimeError with a one-line message if there is no such server."""
     try:
         response = httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {api_key}"}, timeout=30, trust_env=False)
         response.raise_for_status()
@@ -122,7 +122,7 @@ def model_name(url: str, api_key: str = "none") -> str:
 
 
 class LoadClient:
-    """Sends streams to the server at `url`. api_key: sent as a bearer token. timeout_s: longest life of a request."""
+    """Requests streams from the server at `url`. api_key: sent as a bearer token. timeout_s: longest life of a request."""
 
     def __init__(self, url: str, api_key: str = "none", timeout_s: float = 600.0) -> None:
         parts = urlsplit(url)
@@ -134,7 +134,7 @@ class LoadClient:
         self._timeout_s = timeout_s
 
     async def stream(self, path: str, body: dict[str, Any]) -> Answer:
-        """The whole answer to `body`, which gets `stream`. What fails is in the answer, nothing is raised."""
+        """Send `body` with `stream` added, and return the whole answer. A failure is part of the answer; nothing is raised."""
         content = json.dumps({**body, "stream": True}).encode()
         head = f"POST {self._path}{path} HTTP/1.1\r\n{self._headers}\r\ncontent-length: {len(content)}\r\n\r\n"
         answer = Answer(time.perf_counter())

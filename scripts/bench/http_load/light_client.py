@@ -1,8 +1,8 @@
-"""Many streams over raw sockets for next to nothing: events are counted as bytes, and no JSON is parsed but the last event's counts.
+"""Reads many streams over raw sockets at next to no cost: it counts events in the bytes, and parses no JSON but the last event's counts.
 
-For a process of its own beside a server that is measured: a read of a socket costs some microseconds, whatever it brings. It may look only
-now and then, since to wake a reader that sleeps costs the server's write more than all else in it, and over a network there is none to
-wake. Each stream is one request on one connection, which the server closes. `client.py` is for what wants to know more of an answer.
+For a process of its own beside the server that is measured: each read of a socket costs some microseconds, whatever it brings. It may read
+only now and then, since waking a sleeping reader would be the dearest part of the server's write, and over a network there is no reader to
+wake. Each stream is one request on one connection, which the server closes. Use `client.py` to know more about an answer.
 """
 
 import json
@@ -26,7 +26,7 @@ Mark = Callable[[int], None]
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One answer. times: `time.perf_counter` of the reads that brought events. num_tokens: as the server counts them."""
+    """One answer. times: when reads brought events, by `time.perf_counter`. num_tokens: as the server counts them."""
 
     sent: float
     times: list[float] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Stream:
     tail: bytes = b""
 
     def take(self, data: bytes, now: float) -> int:
-        """Count what has come: an event ends in an empty line, which nothing else in an answer of ASCII has."""
+        """Count the events in `data`: each ends in an empty line, and nothing else in an answer of ASCII contains one."""
         num_events = (self.tail[-1:] + data).count(b"\n\n")
         if num_events:
             self.times.append(now)
@@ -44,7 +44,7 @@ class Stream:
         return num_events
 
     def close(self) -> None:
-        """Raises RuntimeError for an answer that is no whole stream."""
+        """Take the usage from the answer's end. Raises RuntimeError for an answer that is no whole stream."""
         found = _USAGE.findall(self.tail)
         if _DONE not in self.tail or not found:
             raise RuntimeError(f"not the end of a stream: {self.tail[-200:]!r}")
@@ -52,12 +52,12 @@ class Stream:
 
 
 def completion(url: str, prompt: Sequence[int] | str, max_tokens: int, **fields: Any) -> bytes:
-    """The bytes of a request for a streamed, greedy completion of exactly so many tokens."""
+    """The bytes of a request for a streamed, greedy completion of exactly `max_tokens` tokens."""
     return _streamed(url, COMPLETIONS, {"prompt": prompt, "max_tokens": max_tokens, **fields})
 
 
 def chat(url: str, text: str, max_tokens: int) -> bytes:
-    """The same of a chat of one message."""
+    """The bytes of such a request for a chat of one message."""
     return _streamed(url, CHAT, {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens})
 
 
@@ -70,10 +70,10 @@ def _streamed(url: str, path: str, fields: dict[str, Any]) -> bytes:
 def stream_all(
     url: str, requests: Sequence[bytes], on_full: Mark | None = None, on_thin: Mark | None = None, every_s: float = 0.0
 ) -> list[Stream]:
-    """Send all at once and read them to their ends. every_s: how often to look for what has come; 0 to sleep until something does.
+    """Send all requests at once and read the streams to their ends. every_s: seconds between reads; 0 to sleep until something comes.
 
-    on_full: called with the number of events so far once every stream has had its first; on_thin: likewise, when the first one ends.
-    Raises OSError, or RuntimeError for an answer that is no stream.
+    on_full: called with the number of events so far once every stream has had its first event; on_thin: likewise, when the first stream
+    ends. Raises OSError, or RuntimeError for an answer that is no stream.
     """
     parts = urlsplit(url)
     selector = selectors.DefaultSelector()

@@ -1,13 +1,13 @@
-"""The OpenAI API's streams, as far as a client that measures must know them. Needs nothing but Python, so that Locust's file can use it."""
+"""What a client that measures must know of the OpenAI API's streams. Needs nothing but Python, so that Locust's file can use it."""
 
 from typing import Any
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}  # of a body: the last event counts the tokens
+USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}  # field of a body: makes the last event count the tokens
 
 
 def event_text(event: dict[str, Any]) -> str:
-    """What an event of a stream brings to read, thoughts included; empty where it only names a role or the usage."""
+    """The text that an event of a stream brings, thoughts included; empty if it only names a role or the usage."""
     return "".join(map(_choice_text, event.get("choices") or ()))
 
 

@@ -19,7 +19,7 @@ HEADER = ("offered /s", "served /s", "tok/s out", "429", "failed", "TTFT p50", "
 
 
 def draw(points: Sequence[Summary], title: str, bars: Bars, stem: Path) -> None:
-    """Writes `stem`.png and `stem`.html. points: one run each, in the order of their rates."""
+    """Write `stem`.png and `stem`.html. points: one for each run, in the order of the rates."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     figure.suptitle(title)
     ttft, itl = figure.subplots(1, 2)

@@ -1,7 +1,7 @@
-"""Runs sessions against a server: open loop, arriving as a Poisson process whatever it does, or closed loop, by a fixed number of clients.
+"""Runs sessions against a server: as an open loop, a Poisson process whatever the server does, or as a closed loop of so many clients.
 
-Times of a request count from when it was due. In the open loop an overloaded client that sends late therefore shows as latency, and is
-reported as lateness beside it; it is not left out, as a loop that waits for answers leaves out the requests it did not send.
+Times of a request count from when it was due. So if the open loop's client is overloaded and sends late, that shows as latency, and is
+also reported as lateness. It is not left out, as a loop that waits for answers leaves out the requests that it did not send.
 """
 
 import asyncio
@@ -34,16 +34,16 @@ class Record:
     output_tokens: int
 
     def json(self) -> dict[str, Any]:
-        """Rounded to the microsecond."""
+        """The record as JSON, rounded to the microsecond."""
         row = asdict(self)
         return {**row, **{key: round(row[key], 6) for key in ("due", "sent", "end")}, "events": [round(t, 6) for t in self.events]}
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What was recorded. begin, end: the window that counts, in seconds of the run; before it the server warmed up.
+    """The records of a run. begin, end: the window that counts, in seconds of the run; the server warms up before it.
 
-    cpu_s, wall_s: what the client itself used of one core, and how long it ran.
+    cpu_s, wall_s: the client's own processor time, and how long it ran.
     """
 
     records: list[Record]
@@ -55,7 +55,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom to ask. body: fields of every request, such as the model's name and `ignore_eos`."""
+    """The server to ask. body: fields of every request, such as the model's name and `ignore_eos`."""
 
     client: LoadClient
     body: dict[str, Any]
@@ -63,7 +63,7 @@ class Target:
 
 
 class _Recorder:
-    """Plays sessions and keeps what came of them."""
+    """Plays sessions and keeps the records of their requests."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -77,7 +77,7 @@ class _Recorder:
         return Run(self.records, begin, end, time.process_time() - self._cpu, self.now())
 
     async def play(self, number: int, session: Session, due: float, until: float = float("inf")) -> None:
-        """All turns, or those before one fails or is due after `until`."""
+        """Play all turns, or those before one fails or is due after `until`."""
         messages: list[dict[str, str]] = []
         for i, turn in enumerate(session.turns):
             if i:
@@ -105,7 +105,7 @@ class _Recorder:
 
 
 async def open_loop(target: Target, mix: tuple[Workload, ...], rate: float, warmup_s: float, duration_s: float, seed: str = "0") -> Run:
-    """Sessions arrive so that `rate` requests a second are due on average; what arrived within the time is waited for to its end."""
+    """Sessions arrive so that `rate` requests a second are due on average. Those that arrive within the time are played to their end."""
     end, recorder = warmup_s + duration_s, _Recorder(target)
     plays = []
     for number, (due, session) in enumerate(zip(arrivals(rate / mean_turns(mix), end, seed), sessions(mix, seed), strict=False)):
@@ -116,7 +116,7 @@ async def open_loop(target: Target, mix: tuple[Workload, ...], rate: float, warm
 
 
 async def closed_loop(target: Target, mix: tuple[Workload, ...], clients: int, warmup_s: float, duration_s: float, seed: str = "0") -> Run:
-    """`clients` clients, each of which begins a session as soon as its last one has ended, until the time is up."""
+    """`clients` clients, each of which begins a session as soon as its previous one has ended, until the time is up."""
     end, recorder = warmup_s + duration_s, _Recorder(target)
     supply = enumerate(sessions(mix, seed))
 

@@ -1,4 +1,4 @@
-"""Figures of a run: exact percentiles over every sample of the window, rates, and what the client itself cost."""
+"""Figures of a run: exact percentiles over every sample in the window, rates, and what the client itself cost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ class Latency:
 class Summary:
     """Requests are those due in the window, `duration` seconds long; `refused` had status 429, `failed` any other failure.
 
-    ttft: from when a request was due to its first text. itl: between two events with text, the time for which a reader waits; where a
-    server merges tokens into one event, that is more than the time between tokens. tpot: of a request, first to last event over its
-    tokens but the first. All three are of requests that ended well. output_rate: tokens a second that came within the window, of any
-    request. late: from due to sent. event_cpu_us, client_cores: the client's processor time, over events and over the run's wall time.
+    ttft: from when a request was due to its first text. itl: between two events with text, which is how long a reader waits; if a server
+    merges tokens into one event, that is more than the time between tokens. tpot: from a request's first event to its last, over its number
+    of tokens less one. All three are of requests that ended well. output_rate: tokens a second that came within the window, of any request.
+    late: from due to sent. event_cpu_us, client_cores: the client's processor time, over events and over the run's wall time.
     """
 
     duration: float
@@ -95,7 +95,9 @@ def summarise(run: Run) -> Summary:
 
 
 def _tokens_within(record: Record, begin: float, end: float) -> float:
-    """A request's tokens, spread evenly over its events; where the server counted none, an event is one."""
+    """How many of a request's tokens came from `begin` to `end`. They are spread evenly over its events; if the server does not count them,
+    each event is one.
+    """
     if not record.events:
         return 0.0
     share = (record.output_tokens or len(record.events)) / len(record.events)

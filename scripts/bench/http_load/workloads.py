@@ -1,7 +1,7 @@
 """What a load consists of: sessions of one or more turns, drawn by a seed.
 
-A prompt is made of short common words, of which most tokenizers make a token each; the server's own count is what the records hold.
-A session of one turn is a completion. A session of several is a chat that sends the model's answers back, as a person's client does.
+A prompt is made of short common words, each of which is one token to most tokenizers; records hold the server's own count. A session of
+one turn is a completion. A session of several turns is a chat that sends the model's answers back, as a person's client does.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ WORDS = _TEXT.split()
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """text: what the user sends. max_tokens: the length of the answer. think_s: the wait before it is sent."""
+    """text: what the user sends. max_tokens: the length of the answer. think_s: the wait before the text is sent."""
 
     text: str
     max_tokens: int
@@ -32,9 +32,9 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """prompt, output: words in and tokens out of a turn, from the first to the second number.
+    """prompt, output: words in and tokens out of a turn, each as the least and the most.
 
-    shared: words that all sessions of one of `groups` begin with. think_s: mean of the exponential wait between turns.
+    shared: number of words with which all sessions of one of the `groups` begin. think_s: mean of the exponential wait between turns.
     """
 
     name: str
@@ -65,7 +65,7 @@ MIXES: dict[str, tuple[Workload, ...]] = {
 
 
 def sessions(mix: tuple[Workload, ...], seed: str) -> Iterator[Session]:
-    """Without end; each is of a workload drawn from `mix`, where one may stand several times. The same for the same seed."""
+    """Yield sessions without end, the same for the same seed. Each is of a workload drawn from `mix`, which may name one several times."""
     random = Random(seed)
     while True:
         yield random.choice(mix).session(random)
