@@ -57,7 +57,7 @@ class Settings(BaseSettings):
         "auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto (CUDA, then MPS, then CPU), cpu, mps, cuda or cuda:N"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto, float32, bfloat16 or float16")
-    quantization: Literal["none", "int8"] = Field("none", description="none, or int8: linear layers in int8, by output feature")
+    quantization: Literal["none", "int8"] = Field("none", description="none, or int8: linear layers in int8, scaled by output feature")
     load_format: Literal["auto", "dummy"] = Field("auto", description="auto (real weights) or dummy (random weights)")
     chat_template: FilePath | None = Field(None, description="Jinja file that replaces the model's own chat template")
     max_model_len: int | None = Field(None, gt=1, description="Longest prompt plus output in tokens; unset: the model's own limit")
@@ -75,7 +75,7 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="How long a step may take in seconds, on top of what its tokens take at the measured pace; then the server exits",
     )
-    default_max_tokens: int = Field(512, gt=0, description="Output limit of chat and /generate where the request names none")
+    default_max_tokens: int = Field(512, gt=0, description="Output limit of chat and /generate if the request names none")
     prefill_mode: Literal["monolithic", "chunked", "batched", "mixed"] = Field(
         "mixed", description="monolithic, chunked, batched or mixed (prefill chunks and decodes in one forward)"
     )
@@ -83,19 +83,17 @@ class Settings(BaseSettings):
         None, gt=0, description="Most prompt tokens of one request in one forward; unset: on CUDA MAX_BATCHED_TOKENS, else 512"
     )
     unnoticed_itl_ms: float = Field(
-        20.0, ge=0, description="Prompts at most double the time between others' tokens, or bring it to this; 0: never more than double"
+        20.0, ge=0, description="Prompts may double the time between others' tokens, or raise it to this if that is more; 0: only double"
     )
     scheduling_policy: Literal["fair", "fcfs"] = Field(
         "fair", description="fair (equal shares between clients) or fcfs (first come, first served)"
     )
     eviction_policy: Literal["lru", "sink_lru", "h2o"] = Field(
-        "lru", description="Which cached prefixes go first: lru, sink_lru (the starts of prompts last) or h2o (the least attended to)"
+        "lru", description="Which cached prefixes are evicted first: lru, sink_lru (starts of prompts last) or h2o (the least attended to)"
     )
     kv_cache_block_size: int = Field(16, gt=0, le=256, description="Tokens per KV block, a power of two")
     kv_cache_num_blocks: int | None = Field(None, gt=1, lt=2**31, description="Blocks of the KV pool; unset: by KV_CACHE_MEMORY_FRACTION")
-    kv_cache_memory_fraction: float = Field(
-        0.9, gt=0, le=1, description="Share of the memory the backend has to spare that the KV pool takes"
-    )
+    kv_cache_memory_fraction: float = Field(0.9, gt=0, le=1, description="Share of the backend's free memory that the KV pool takes")
     enable_prefix_cache: bool = Field(True, description="Reuse the KV of prompt prefixes that were computed before")
     custom_backend_compile: bool = Field(
         False, description="Let torch.compile fuse what our kernels leave to PyTorch (BACKEND=custom-cuda; same values, slower start)"
@@ -104,12 +102,12 @@ class Settings(BaseSettings):
         (), description="Batch sizes to capture as CUDA graphs, comma separated; unset: 1 to 32, then every 8, then every 16; 0: none"
     )
     ple_offload: bool = Field(False, description="On CUDA, keep Gemma 4's per-layer embeddings in pinned host memory (custom backend)")
-    check_integrity: bool = Field(False, description="Debugging: recount all KV blocks when idle, and stop the engine if one is amiss")
+    check_integrity: bool = Field(False, description="Debugging: recount all KV blocks when idle, and stop the engine if a count is off")
     log_format: Literal["text", "json"] = Field("text", description="text or json (one object a line)")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
-    telemetry_dir: Path | None = Field(None, description="Folder for a SQLite file a run with a row for each request; unset: none")
+    telemetry_dir: Path | None = Field(None, description="Folder for a SQLite file per run, with a row per request; unset: none")
     timeline_dir: Path | None = Field(
-        None, description="Folder for JSON lines of what each step decided and did, and ranges for profilers; unset: none"
+        None, description="Folder for JSON lines of what each step decided and did; also marks steps for profilers; unset: none"
     )
     otlp_endpoint: str | None = Field(
         None,
@@ -117,16 +115,16 @@ class Settings(BaseSettings):
         description="OpenTelemetry collector that gets a span for each request, as http://host:4318 (extra `otel`); unset: none",
     )
     api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), repr=False, description="Keys of which clients must send one as a bearer token, comma separated; unset: open"
+        (), repr=False, description="API keys, comma separated; clients must send one as a bearer token; unset: open"
     )
     metrics_key: str | None = Field(None, repr=False, description="Bearer token that /metrics asks for; unset: open")
     rate_limit_rpm: int | None = Field(
-        None, gt=0, description="Generations a minute for each API key, or address without keys; unset: no limit"
+        None, gt=0, description="Generations a minute for each API key, or for each address if there are no keys; unset: no limit"
     )
     rate_limit_tpm: int | None = Field(
-        None, gt=0, description="Tokens a minute for each API key: prompt tokens that were computed, and output; unset: no limit"
+        None, gt=0, description="Tokens a minute for each API key, counting computed prompt tokens and output; unset: no limit"
     )
-    enable_simulator: bool | None = Field(None, description="Serve /simulate/*; unset: unless API_KEYS are set")
+    enable_simulator: bool | None = Field(None, description="Serve /simulate/*; unset: only if there are no API_KEYS")
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Origins that browsers may call from, comma separated; unset: none"
     )
@@ -138,7 +136,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def from_cli(cls, argv: Sequence[str] = ()) -> Self:
-        """Settings from `argv` (without the program's name) over environment and `.env`; for a process's entry point alone.
+        """Settings from `argv` (without the program's name) over environment and `.env`. Only for a process's entry point.
 
         `--help` prints every flag and exits 0. A flag that does not exist or a bad value ends the process: one line on stderr, exit code 2.
         """
@@ -177,7 +175,7 @@ class Settings(BaseSettings):
         )
 
     def cache_options(self, journal: PrefixJournal | None = None) -> CacheOptions:
-        """The size and the habits of the KV pool."""
+        """The size of the KV pool, and how it is used."""
         return CacheOptions(
             block_size=self.kv_cache_block_size,
             num_blocks=self.kv_cache_num_blocks,
@@ -216,7 +214,7 @@ class Settings(BaseSettings):
 
     @property
     def has_simulator(self) -> bool:
-        """Whether /simulate/* is served: as ENABLE_SIMULATOR says, else for everyone where there are no keys."""
+        """Whether /simulate/* is served: as ENABLE_SIMULATOR says; if that is unset, only if there are no keys."""
         return not self.api_keys if self.enable_simulator is None else self.enable_simulator
 
     def api_options(self) -> ApiOptions:
@@ -288,7 +286,7 @@ def as_text(value: object) -> str:
 
 
 def error_line(error: SettingsError | ValidationError) -> str:
-    """The first problem of `error` in one line that names the setting, its value never repeated (it may be a secret)."""
+    """The first problem of `error` in one line that names the setting. It never repeats the value, which may be a secret."""
     if isinstance(error, SettingsError):
         return str(error).removeprefix("error parsing CLI: ").splitlines()[0]
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
