@@ -26,16 +26,16 @@ from inference_server.observability.logs import configure_logging
 from inference_server.observability.sinks import SinkError, Sinks
 from inference_server.simulator.simulator import LoadSimulator
 
-# How long the engine thread may keep the interpreter from the event loop, and the other way round. Shorter would be fairer, but while
-# both have much to do each switch costs as much as some of their work (docs/log.md).
+# How long the engine thread may keep the interpreter from the event loop, and the other way round. A shorter time would be fairer, but
+# while both are busy, each switch costs as much as some of their work (docs/log.md).
 SWITCH_INTERVAL_S = 0.001
 
 
 def create_app(
     settings: Settings | None = None, load: Callable[[], LoadedModel] | None = None, journal: PrefixJournal | None = None
 ) -> FastAPI:
-    """The application. settings: None reads the environment and `.env`; load: None loads the model that the settings name, whose prefix
-    cache then writes its changes into `journal`."""
+    """The application. settings: None reads the environment and `.env`. load: None loads the model that the settings name. journal: where
+    the prefix cache of that model writes its changes."""
     settings = Settings.from_cli() if settings is None else settings
     configure_logging(settings.log_level, settings.log_format)
     clock = time.monotonic
@@ -61,7 +61,7 @@ def create_app(
 
 
 def _sinks(model_name: str, settings: Settings, clock: Clock) -> Sinks:
-    """Ends the process with one line when one of them cannot be had."""
+    """The sinks that the settings ask for. Ends the process with one line if one of them cannot be had."""
     try:
         return Sinks.create(model_name, settings.sink_options(), clock)
     except SinkError as error:
@@ -78,7 +78,7 @@ def __getattr__(name: str) -> FastAPI:
 
 
 def _load(load: Callable[[], LoadedModel]) -> LoadedModel:
-    """What loading leaves behind lives as long as the process: no collection needs to walk it again."""
+    """Load the model, then freeze the garbage collector: what loading has created lives as long as the process, and need not be walked."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     model = load()
     gc.collect()

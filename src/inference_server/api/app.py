@@ -23,7 +23,7 @@ def build_app(context: ApiContext, lifespan: Lifespan[FastAPI] | None = None) ->
         lifespan=lifespan,
         middleware=_middleware(context),
         responses=ERRORS,
-        docs_url=None,  # these pages load their scripts from elsewhere; /openapi.json is served
+        docs_url=None,  # FastAPI's pages load scripts from another host; /openapi.json is served
         redoc_url=None,
     )
     app.state.context = context
@@ -35,7 +35,7 @@ def build_app(context: ApiContext, lifespan: Lifespan[FastAPI] | None = None) ->
 
 
 def _middleware(context: ApiContext) -> list[Middleware]:
-    """Outermost first. CORS stands before the gates, so that a page can read why it was refused."""
+    """The layers, outermost first. CORS stands before the gates, so that a page can read why it was refused."""
     options = context.options
     layers = [
         Middleware(HeadAsGet),

@@ -20,9 +20,9 @@ from inference_server.tokenization.base import TokenizerLike
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """clock: monotonic seconds, the engine's own. wall_clock: seconds since the epoch, only for `created` fields.
+    """clock: the engine's clock, in monotonic seconds. wall_clock: seconds since the epoch, only for `created` fields.
 
-    spending: what the rate limit in tokens goes by. simulator: None where it is switched off.
+    spending: the tokens that each key has used, for the rate limit in tokens. simulator: None if it is switched off.
     """
 
     engine: AsyncEngine
@@ -38,7 +38,7 @@ class ApiContext:
 
     @property
     def tokenizer(self) -> TokenizerLike:
-        """That of the loaded model."""
+        """The tokenizer of the loaded model."""
         model = self.engine.model
         assert model is not None, "a request was let in before the model was loaded"
         return model.tokenizer
