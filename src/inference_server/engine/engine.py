@@ -1,8 +1,8 @@
 """`Engine`: the loop that turns requests into tokens, and the only writer of requests, scheduler and cache.
 
-In come commands through the inbox; out go the deltas of a step, and one immutable snapshot a step for every reader of
-statistics. `run` is the body of the engine thread; `load`, `add` and `step` serve a caller without a thread just as well.
-Nothing here knows about asyncio, prompts as text, or HTTP.
+Commands come in through the inbox. After each step, its deltas go out, and one immutable snapshot for every reader of statistics.
+`run` is the body of the engine thread; a caller without a thread uses `load`, `add` and `step`. Nothing here knows about asyncio,
+prompts as text, or HTTP.
 """
 
 import logging
@@ -33,7 +33,7 @@ Deltas = dict[str, OutputDelta]
 
 
 class EngineState(StrEnum):
-    """DRAINING is a matter of admission: `AsyncEngine` reports it, the engine works on as in READY."""
+    """DRAINING concerns admission alone: `AsyncEngine` reports it, while the engine itself works on as in READY."""
 
     LOADING = "loading"
     READY = "ready"
@@ -43,10 +43,10 @@ class EngineState(StrEnum):
 
 
 class Engine:
-    """The public attributes are for any thread to read; the engine thread replaces them, and never changes what they refer to.
+    """Any thread may read the public attributes. The engine thread replaces them, and never changes what they refer to.
 
     model: None until loaded. load_error: the one line that says why loading failed. last_step_time: end of the latest step.
-    num_tokens_under_way: of the steps that are launched and not collected.
+    num_tokens_under_way: tokens of the steps that are launched and not collected.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Engine:
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._idle = True
         self._stopping = False
-        self._num_kept = 0  # steps that stay in flight
+        self._num_kept = 0  # steps that this step leaves in flight
         self._outbox = Outbox()
-        self._ready: Deltas = {}  # to be handed over
+        self._ready: Deltas = {}  # deltas to hand over
         # These exist once `load` has returned.
         self._scheduler: SchedulerInterface
         self._open: OpenRequests
@@ -80,9 +80,9 @@ class Engine:
         self._depth: int
 
     def add(self, request: ScheduledRequest, *children: ScheduledRequest) -> None:
-        """Queue a request, and others with the same prompt that start on its KV. From any thread, as the next three.
+        """Queue a request, and others with the same prompt that start on its KV. This and the next three methods are for any thread.
 
-        Their deadlines are set here, by the options and their arrival.
+        The engine sets the deadlines of the requests, by the options and their arrival.
         """
         self._inbox.put(Add(request, children))
 
@@ -91,16 +91,16 @@ class Engine:
         self._inbox.put(Abort(request_id))
 
     def inspect(self, reply: Callable[[tuple[RequestRecord, ...]], None]) -> None:
-        """Call `reply` with the lives so far of the open requests, on the engine thread at the next step boundary."""
+        """Call `reply` with the records so far of the open requests, on the engine thread at the next step boundary."""
         self._inbox.put(Inspect(reply))
 
     def stop(self) -> None:
-        """End every request and the thread. What is added later is not looked at any more."""
+        """End every request and the thread. Requests that are added later are ignored."""
         self._inbox.put(Stop())
 
     @property
     def stall_after_s(self) -> float:
-        """How long the end of the next step may take from now, by the tokens under way. From any thread."""
+        """How many seconds the engine may take to end its next step, given the tokens under way. For any thread."""
         return self._options.stall_after_s + self._pace.allowance_s(self.num_tokens_under_way)
 
     @property
@@ -115,7 +115,7 @@ class Engine:
             while not self._stopping:
                 self._wait_for_work()
                 self._begin_step()
-                self._pass_on(hand_over)  # what the step before brought: the loop reads it while the device is busy with this one
+                self._pass_on(hand_over)  # the deltas of the step before: the event loop reads them while the device is busy with this step
                 self._ready = self._end_step()
                 if not self._pipeline:
                     self._pass_on(hand_over)
@@ -151,8 +151,8 @@ class Engine:
     def step(self) -> Deltas:
         """One iteration: take commands, launch the next step, collect the oldest. Returns the deltas by request id.
 
-        With overlap one step stays in flight, so that scheduling and text run in its shadow. The snapshot is published
-        before the deltas are handed over: whoever sees a terminal delta also sees the blocks freed.
+        With overlap one step stays in flight, so that the device computes it while the host schedules and makes text. The snapshot is
+        published before the deltas are handed over, so whoever sees a terminal delta also sees the blocks freed.
         """
         self._begin_step()
         return self._end_step()
@@ -219,7 +219,7 @@ class Engine:
             logger.error("%s", self.load_error or "the engine thread has failed", exc_info=error)
 
     def _end_all_after_death(self) -> None:
-        """Whatever failed may fail again here; the streams that this leaves open end with the thread."""
+        """End all requests. What has failed may fail again here; streams that this leaves open end with the thread."""
         try:
             self._open.end_all(FinishReason.ERROR, self._clock(), lambda: EngineDeadError("the engine has failed"))
         except Exception:

@@ -1,8 +1,8 @@
-"""Hops 3 to 6: a plan from the scheduler, through the backend, its tokens through the output processor, and both to the scheduler.
+"""Hops 3 to 6 of a request: a plan goes from the scheduler to the backend, its tokens to the output processor, both back to the scheduler.
 
-Steps are collected in the order of their launch. Where a grammar decides which tokens may come, sampling waits for the tokens of the
-step before; the forward does not wait. A `StepFailedError` ends the requests of its step and nothing else; any other exception passes
-through and ends the engine.
+Steps are collected in the order of their launch. If a grammar decides which tokens may come, sampling waits for the tokens of the step
+before; the forward does not wait. A `StepFailedError` ends the requests of its step and nothing else; any other exception passes through
+and ends the engine.
 """
 
 import logging
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A step that has been launched and not collected. handle: the backend's own."""
+    """A step that has been launched and not collected. handle: what the backend calls it. masked: whether a grammar constrains a row."""
 
     plan: StepPlan
     handle: Any
@@ -39,7 +39,7 @@ class _InFlight:
 
 @dataclass(frozen=True, slots=True)
 class CollectedStep:
-    """A step whose tokens have been given out, for `StepPipeline.record`. end_time: when they were there."""
+    """A step whose tokens have been given out, for `StepPipeline.record`. end_time: when the tokens had come to the host."""
 
     plan: StepPlan
     start_time: float
@@ -50,7 +50,7 @@ class CollectedStep:
 
 
 class StepPipeline:
-    """The steps in flight, oldest first; `len` is their number. step_id: that of the latest step that left."""
+    """The steps in flight, oldest first; `len` is their number. step_id: the id of the latest step that was collected or has failed."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class StepPipeline:
         return sum(step.plan.num_tokens for step in self._in_flight)
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next step, to be launched at once, as the scheduler's own `schedule`."""
+        """The scheduler's next step, to be launched at once; None if there is nothing to compute."""
         self._times = StepTimes(self._next_step_id, self._clock, self._ranges)
         with self._times.phase(Phase.SCHEDULE):
             return self._scheduler.schedule(now)
@@ -150,7 +150,7 @@ class StepPipeline:
             self._requests.end(request.request_id, FinishReason.ERROR, now, StepFailedError(error.message))
 
     def record(self, step: CollectedStep, snapshot: EngineSnapshot) -> None:
-        """Tell the sinks of it. snapshot: taken after it."""
+        """Tell the sinks of a collected step. snapshot: taken after the step."""
         plan, outputs, stats = step.plan, step.outputs, snapshot.scheduler
         record = StepRecord(
             step_id=plan.step_id,
