@@ -2,7 +2,7 @@
 
 A prompt counts whole, not by its first chunk, and so do the blocks that admitted prompts have yet to take. No memory is reserved for
 output: a watermark of slabs stays free for running requests to grow into, and where that was too little, a request is preempted. Each
-preemption adds headroom to the watermark and each request that ends takes some away, so that the next one is not preempted at once.
+preemption adds headroom to the watermark and each request that ends takes some away, so that who is admitted next is not preempted at once.
 """
 
 from dataclasses import dataclass, field
@@ -88,7 +88,7 @@ class AdmissionController:
         self._headroom_slabs = min(self._headroom_slabs + _HEADROOM_PER_ROW * num_active, most)
 
     def choose(self, head: ScheduledRequest | None, now: float) -> ScheduledRequest | None:
-        """The request to try next: the queue's head, or in its place one that has been held for `ageing_s`."""
+        """The request to try next: the queue's head, or instead of it one that has been held for `ageing_s`."""
         overdue = self._overdue(now)
         if head is None or overdue is None or head.num_preemptions or head.priority < overdue.priority:
             return head

@@ -1,7 +1,7 @@
 """`ContinuousBatchScheduler`: after every step, decide anew what the next one computes.
 
-A step hands out a budget of tokens: `num_computed_tokens` chases `num_tokens`, be it by decode steps, prompt chunks or the
-recomputation of a preempted request. A row is in flight while its scheduled counter is ahead of its returned one
+A step hands out a budget of tokens: in each request, `num_computed_tokens` chases `num_tokens`, be it by decode steps, prompt chunks or
+the recomputation after a preemption. A row is in flight while its scheduled counter (`num_computed_tokens`) is ahead of its returned one
 (`num_collected_tokens`). Pure book-keeping on the engine thread: no clock, no tensors, no threads.
 """
 
@@ -30,12 +30,12 @@ class ContinuousBatchScheduler:
     """Iteration-level batching behind `SchedulerInterface`.
 
     Admitted requests are served in the policy's order of rank. Memory is taken from the worst-ranked row, but never from one
-    in flight: such a row becomes `_resting` and joins no step until its own has returned and it can be preempted. So the best-ranked
-    row always makes progress, alone if it must; `add` made sure that it fits. Even a row that is alone may run short, because its
-    blocks lie scattered over the slabs: then it gives them up too and starts over in an empty pool, where nothing lies scattered.
+    in flight: such a row becomes `_resting`, and joins no step until its last one has returned and it can be preempted. So the
+    best-ranked row always makes progress, alone if it must; `add` made sure that it fits. Even a row that is alone may run short, because
+    its blocks lie scattered over the slabs: then it gives them up too and starts over in an empty pool, where nothing lies scattered.
 
-    A request with children does not decode until its prompt has been collected and the children are forked. Each child starts
-    behind all but the last token of the prompt, and computes that one itself.
+    A request with children does not decode until its prompt has been collected and the children are forked. Each child starts after
+    all but the last token of the prompt, and computes that token itself.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ContinuousBatchScheduler:
         self._intake.add(request, parent)
 
     def schedule(self, now: float) -> StepPlan | None:
-        """Repeat a pass that scheduled nothing but preempted a row or kept one resting: the next one finds room."""
+        """Plan the next step. A pass that schedules nothing, but preempted a row or kept one resting, is repeated: the next finds room."""
         self._log.begin(self._next_step_id, now)
         resting, self._resting = self._resting, None
         while True:
@@ -115,7 +115,7 @@ class ContinuousBatchScheduler:
         for request, start, count, samples, token_id in zip(
             plan.requests, plan.starts, plan.num_new_tokens, plan.samples, result.token_ids, strict=True
         ):
-            # A preempted row had nothing in flight, so only those of finished requests come back late.
+            # A preempted row had nothing in flight, so only rows of finished requests come back late.
             if request.status is finished:
                 continue
             request.num_collected_tokens = collected = start + count
@@ -177,7 +177,7 @@ class ContinuousBatchScheduler:
         return self._log.take()
 
     def _build_plan(self, now: float, resting: ScheduledRequest | None) -> StepPlan:
-        """Modes other than `mixed` take turns between prompts and decodes while there are both."""
+        """One pass. Modes other than `mixed` take turns between prompts and decodes while there are both."""
         plan = StepPlan(self._next_step_id)
         mixed, prefill_turn = self._mode is PrefillMode.MIXED, self._prefill_turn
         self._prefill_turn = True
@@ -193,7 +193,7 @@ class ContinuousBatchScheduler:
         return plan
 
     def _add_decodes(self, plan: StepPlan, resting: ScheduledRequest | None) -> None:
-        """One token for every running row. Such a row always lacks the KV of exactly its last token."""
+        """Add one token of every running row. Such a row always lacks the KV of exactly its last token."""
         block_size, parent_ids = self._cache.block_size, self._intake.parent_ids
         add_request, add_start = plan.requests.append, plan.starts.append
         # Preemption takes rows off the end of this list only, so the iteration stays sound.
@@ -274,7 +274,7 @@ class ContinuousBatchScheduler:
             self._cache.clear()
 
     def _observe(self, plan: StepPlan, elapsed_s: float) -> None:
-        """Rows of a single token are decodes, or cost as little."""
+        """Tell the chunk budget how long the step took. Rows of a single token are decodes, or cost as little."""
         num_single = plan.num_new_tokens.count(1)
         self._chunk_budget.observe(num_single, sum(plan.num_new_tokens) - num_single, elapsed_s)
 

@@ -21,8 +21,8 @@ _FAIRNESS_EVERY = 32
 class _Share:
     """One fairness key. counter: weighted tokens served, plus what lifting has added; it never falls.
 
-    priority, rank: where the key stands while it waits. priority: that of its first request. rank: the counter when it was put there,
-    and a number that tells equals apart. num_open: its requests that have not ended. idle_since: when the last of them ended.
+    priority, rank: where the key stands in line while it waits. priority: that of its first request. rank: the counter when it was put
+    there, and a number that orders equals. num_open: its requests that have not ended. idle_since: when the last of them ended.
     """
 
     key: str
@@ -43,8 +43,8 @@ class FairPolicy:
     keys that wait, so that time away earns nothing; when none waits, to the counter of the key that waited last. While two keys both
     wait, their service differs by at most 2 * max(input_weight * longest prompt, output_weight * tokens that fit the batch).
 
-    Keys with open requests are kept. Of the others the latest max_idle are kept, for idle_limit_s each. The arrivals of requests tell
-    the time.
+    Keys with open requests are kept. Of the others, the latest max_idle are kept, each for idle_limit_s. Time is told by the arrivals of
+    requests.
     """
 
     def __init__(self, *, input_weight: int = 1, output_weight: int = 2, idle_limit_s: float = 600.0, max_idle: int = 1024) -> None:
@@ -56,8 +56,8 @@ class FairPolicy:
         self._idle: dict[str, _Share] = {}  # in the order of becoming idle; these are in _shares too
         self._lines: dict[int, RankedQueue[_Share]] = {}  # the keys that wait, by the priority of their first request
         self._preempted: RankedQueue[ScheduledRequest] = RankedQueue()
-        self._ranks: dict[str, Rank] = {}  # of waiting requests in their queue
-        self._started: dict[str, Rank] = {}  # of requests that have been admitted
+        self._ranks: dict[str, Rank] = {}  # places of the waiting requests in their queue
+        self._started: dict[str, Rank] = {}  # ranks of the requests that have been admitted
         self._last_waiting = _Share("")
         self._num_pushed = self._num_started = self._num_joins = 0
         self._now = 0.0
@@ -131,7 +131,7 @@ class FairPolicy:
         return self._started[request.request_id]
 
     def tokens_ahead(self, request: ScheduledRequest) -> int:
-        """While the key's own queue is served, every other key that waits is served about as much."""
+        """An estimate: while the key's own queue is served, every other key that waits is served about as much."""
         share = self._shares.get(request.origin.fairness_key)
         num_keys = sum(len(line) for priority, line in self._lines.items() if priority <= request.priority)
         return share.waiting_tokens * num_keys if share else 0

@@ -61,7 +61,7 @@ class Intake:
         self.waiting_tokens += request.num_tokens
 
     def leave(self, request: ScheduledRequest) -> None:
-        """Forget a request that has ended, wherever it was. Of its children the first is queued, and the others wait for that one."""
+        """Forget a request that has ended, wherever it was. The first of its children is queued, and the others wait for that one."""
         if self._policy.end(request):
             self.waiting_tokens -= request.num_tokens
         self._admission.ended(request)
@@ -114,7 +114,7 @@ class Intake:
 
     @property
     def drain_rate(self) -> float:
-        """Tokens a second that leave the queue while there is one, 0 before that is known."""
+        """Tokens a second that leave the queue while there is one; 0 while that is not known yet."""
         return self._drain_rate.tokens_per_s
 
     def predicted_wait_s(self, request: ScheduledRequest) -> float:
@@ -129,7 +129,7 @@ class Intake:
         self.waiting_tokens += request.num_tokens
 
     def _start(self, request: ScheduledRequest, gate: AdmissionPass, parent: ScheduledRequest | None = None) -> bool:
-        """Admit a queued request, on the KV of its parent's prompt if there is one, or count what holds it."""
+        """Admit a queued request, on the KV of its parent's prompt if it has a parent; or count what holds it, and return False."""
         reason = HoldReason.SLOTS if self._batch.full else self._try(request, gate, parent)
         if reason is not None:
             self._holds.add(reason)
@@ -150,7 +150,7 @@ class Intake:
         return True
 
     def _try(self, request: ScheduledRequest, gate: AdmissionPass, parent: ScheduledRequest | None) -> HoldReason | None:
-        """Pass the gate, which gives the request what there is of its prompt's KV; or free that and return what holds the request."""
+        """Pass the gate, which gives the request the KV that exists of its prompt. If it is held, free that KV and return the reason."""
         reason = gate.admit(request, parent)
         if reason is not None:
             self._cache.free(request)
