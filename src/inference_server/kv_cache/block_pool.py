@@ -143,7 +143,7 @@ class BlockPool:
         self._num_unused[group] += num_kept
 
     def keep(self, group: int, blocks: Sequence[int]) -> None:
-        """Let used blocks outlive their references. Raises ValueError if one has none, or is kept already."""
+        """Let used blocks outlive their references. Raises ValueError if a block has no reference, or is kept already."""
         refs, kept = self._refs[group], self._kept[group]
         for block in blocks:
             if refs[block] <= 0 or kept[block]:
@@ -162,7 +162,7 @@ class BlockPool:
             self._return(group, block)
 
     def forget(self, owner: str) -> None:
-        """The owner takes no more blocks: gaps in its slabs are for everyone."""
+        """Forget an owner that takes no more blocks: the gaps in its slabs are for everyone."""
         self._gappy_by_owner.pop(owner, None)
 
     def _slabs_to_open(self, group: int, count: int) -> int:
@@ -192,7 +192,7 @@ class BlockPool:
         return taken
 
     def _take_whole_slabs(self, owner: str, group: int, count: int, reserved: int) -> list[int]:
-        """The blocks of as many fresh slabs as `count` fills whole, which never have a gap; none where the owner has gaps to fill first."""
+        """Take all blocks of as many fresh slabs as `count` fills: these never have gaps. Takes none if the owner has gaps to fill."""
         own, per_slab = self._gappy_by_owner.setdefault(owner, [{} for _ in self._refs]), self._blocks_per_slab[group]
         number = min(count // per_slab, len(self._free_slabs) - reserved)
         if number <= 0 or own[group]:

@@ -2,7 +2,7 @@
 
 The one place that edits block tables. All groups of a request have tables of equal length, since they index the same
 tokens; window groups replace what has left the window by the null block. Decides nothing: the scheduler chooses who gets memory,
-and the prefix cache what is worth keeping; it gives up blocks when the pool is short.
+and the prefix cache what is worth keeping, and what it gives up when the pool is short.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ class CacheManager:
     """Block tables over one pool. Counts are lists with one entry a layer group."""
 
     def __init__(self, pool: BlockPool, prefix: PrefixCache | None = None) -> None:
-        """prefix: over the same pool; None caches nothing."""
+        """prefix: a cache over the same pool; None to cache nothing."""
         self._pool = pool
         self._prefix = prefix
         self._tails: dict[str, list[int]] = {}  # blocks that a fork has yet to copy, one a group
@@ -71,9 +71,9 @@ class CacheManager:
         return low
 
     def match_prefix(self, request: ScheduledRequest) -> None:
-        """Let a request that holds nothing start behind the longest prefix of its tokens that is cached.
+        """Let a request that holds nothing start after the longest prefix of its tokens that is cached.
 
-        One that wants the log-probabilities of its prompt starts at the beginning: they come from computing it.
+        A request for the log-probabilities of its prompt starts at the beginning, since they come from computing the prompt.
         """
         if self._prefix is None or request.sampling.prompt_logprobs is not None:
             return
@@ -82,9 +82,9 @@ class CacheManager:
         request.num_computed_tokens = request.num_collected_tokens = num_tokens
 
     def fork(self, parent: ScheduledRequest, child: ScheduledRequest) -> None:
-        """Let a child that holds nothing start behind all but the last token of the parent's prompt, which has been collected.
+        """Let a child that holds nothing start after all but the last token of the parent's prompt, which has been collected.
 
-        It shares the full blocks of these tokens. A last, partial one is kept for it until `take_copies`.
+        It shares the full blocks of these tokens. If the last block is partial, it is kept for the child until `take_copies`.
         """
         self.commit(parent)
         num_tokens = parent.num_prompt_tokens - 1
@@ -155,7 +155,7 @@ class CacheManager:
             if not self._pool.fits(counts):
                 return False
             while short := self._pool.slabs_short(counts):
-                for _ in range(-(-short // len(counts))):  # one eviction gives up a block of each group at most
+                for _ in range(-(-short // len(counts))):  # one eviction gives up at most a block of each group
                     assert self._prefix is not None and self._prefix.evict(), "the pool counts blocks as unused that cannot be had"
             blocks = self._pool.allocate(request.request_id, counts)
             assert blocks is not None, "the pool is not short of slabs"
@@ -167,7 +167,7 @@ class CacheManager:
         """Free the blocks that no token from `num_computed_tokens` on can read. Returns whether there were any.
 
         The counter is the scheduled one: a step in flight still reads what is freed here, and whoever gets the block writes
-        it in a later launch. uncommitted: also blocks of a step in flight, which then cannot be cached once it is collected.
+        it in a later launch. uncommitted: also free blocks of a step in flight, which then cannot be cached when the step is collected.
         """
         kept_from = None if uncommitted or self._prefix is None else request.num_collected_tokens // self.block_size
         dropped = False

@@ -1,9 +1,9 @@
 """`PrefixCache`: a radix tree over token ids, one block a node, of the KV that later requests can start from.
 
-Prompts and generated text alike are cached, a block as soon as it is full and its step collected. A request locks the nodes
-of its sequence by references to their blocks. With sliding windows a prefix can only be resumed at a node whose last window
+Both prompts and generated text are cached, each block as soon as it is full and its step collected. A request locks the nodes
+of its sequence by references to their blocks. With sliding windows, a prefix can only be resumed at a node whose last window
 is all there; window blocks that no likely point of resumption needs are the first to go, then leaves by the policy. Edits no
-block table and takes no free block: `CacheManager` does, and asks for evictions when the pool is short.
+block table and takes no free block: `CacheManager` does both, and asks for evictions when the pool is short.
 The idea of the tree is RadixAttention's (Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs", 2024).
 """
 
@@ -23,7 +23,7 @@ FULL = 0
 
 
 class PrefixCache:
-    """evicted_bytes: of all blocks given up so far."""
+    """evicted_bytes: bytes of all blocks given up so far."""
 
     def __init__(self, pool: BlockPool, policy: EvictionPolicy, names: PrefixNames | None = None) -> None:
         """names: is told which nodes come and go, if given. Raises ValueError for layer groups that `supports` turns down."""
@@ -111,7 +111,7 @@ class PrefixCache:
             node.last_used = self._time
         if self._windows.exist:
             self._keep_windows(nodes, request.block_tables[WINDOW].block_ids)
-        # The same prompt would resume behind this many blocks if it came again.
+        # The same prompt would resume after this many blocks if it came again.
         prompt_end = (request.num_prompt_tokens - 1) // size
         if start.depth < prompt_end <= num_blocks:
             self._move_prompt_end(hold, nodes[prompt_end - start.depth - 1])
@@ -126,11 +126,11 @@ class PrefixCache:
             self._update_boundary(parting)
 
     def window_released(self, blocks: Iterable[int]) -> None:
-        """A request let go of these window blocks."""
+        """Take note that a request let go of these window blocks."""
         self._windows.released(blocks)
 
     def tail_released(self, request: ScheduledRequest, block: int) -> None:
-        """A fork let go of the full-group block after those that it locks. Its parent may have filled and cached that block since."""
+        """Take note that a fork let go of the full-group block after those that it locks. Its parent may have cached it since."""
         for node in self._holds[request.request_id].node.children.values():
             if node.block == block:
                 self._offer(node)
@@ -153,8 +153,8 @@ class PrefixCache:
     def evict(self) -> bool:
         """Give up one block, or one leaf, that no request uses. False if there is none.
 
-        The order: spare window blocks; then, by the policy, leaves and wanted window blocks; last, needed window blocks of locked nodes,
-        which can do without them.
+        The order, in the words of `WindowBlocks`: spare window blocks; then, by the policy, leaves and wanted window blocks; last, needed
+        window blocks of locked nodes, which can do without them.
         """
         windows = self._windows
         if windows.spare:
@@ -173,7 +173,7 @@ class PrefixCache:
         return True
 
     def _find(self, request: ScheduledRequest) -> list[PrefixNode]:
-        """The nodes of the longest cached prefix, whatever has become of their window blocks."""
+        """The nodes of the longest cached prefix, whether or not they still have their window blocks."""
         num_blocks = (len(request.token_ids) - 1) // self._block_size
         if not num_blocks or self._keys(request, 0, 1)[0] not in self._root.children:
             return []
@@ -259,7 +259,7 @@ class PrefixCache:
         self._windows.set_boundary(node, node is not self._root and len(node.children) != 1)
 
     def _move_prompt_end(self, hold: PrefixHold, node: PrefixNode) -> None:
-        """Make `node` the prompt end of the request's sequence, alone: a chat is not likely to go back behind its latest prompt."""
+        """Make `node` the only prompt end of the request's sequence: a chat is not likely to resume before its latest prompt."""
         self._windows.set_prompt_end(node, True)
         if hold.prompt_end is not None and hold.prompt_end is not node:
             self._windows.set_prompt_end(hold.prompt_end, False)
