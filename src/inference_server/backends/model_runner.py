@@ -1,7 +1,7 @@
-"""`ModelRunner`: a plan's forward, then the tokens of its sampling rows, each by a captured launch where there is one.
+"""`ModelRunner`: runs a plan's forward, then chooses the tokens of its sampling rows; each as a captured launch if one fits.
 
-Between the two lies `hidden`: the model's output for the last token of each sampling row. The chosen ids stay on the device, by slot, for
-the forward of the next step.
+The forward leaves `hidden` for the choice: the model's output for the last token of each sampling row. The chosen ids stay on the device,
+by slot, for the forward of the next step.
 """
 
 from collections.abc import Callable, Hashable
@@ -20,11 +20,11 @@ from inference_server.sampling.logprobs import Scores, score_prompts, scores_pro
 from inference_server.sampling.token_rows import Sampled, SamplingRows, TokenSampling
 
 _NO_GRAPHS = GraphSizes((), ())
-_FEW_SAMPLED = 16  # up to so many, the kernels for few rows make padding nearly free; and prompts mostly end one by one
+_FEW_SAMPLED = 16  # up to this many, the kernels for few rows make padding nearly free; and prompts mostly end one by one
 
 
 class ModelRunner:
-    """num_steps, num_captured_steps: forwards so far, and those of them that were replayed."""
+    """num_steps, num_captured_steps: forwards so far, and how many of them were replayed."""
 
     def __init__(self, model: Model, kv: LayerKV, batch: InputBatch, sampler: TokenSampling) -> None:
         self.num_steps = self.num_captured_steps = 0
@@ -37,10 +37,10 @@ class ModelRunner:
         self._graphs: CudaGraphPool | None = None
 
     def launch(self, plan: StepPlan) -> dict[int, list[Scores]]:
-        """Enqueue the forward. Returns the scores of prompt tokens, by row of the plan, where requests want them."""
+        """Enqueue the forward. Returns the scores of prompt tokens by row of the plan, for the requests that want them."""
         self.num_steps += 1
         scored = scores_prompts(plan)
-        shape = None if scored else self._captured_shape(plan)  # a captured forward keeps only what is sampled from
+        shape = None if scored else self._captured_shape(plan)  # a captured forward keeps only the hidden states that are sampled from
         if shape is not None and self._graphs is not None:
             self._batch.stage(plan, shape)
             self._graphs.replay(shape)
@@ -52,7 +52,7 @@ class ModelRunner:
         return score_prompts(plan, hidden, self._model.compute_logits)
 
     def sample(self, rows: SamplingRows) -> Sampled:
-        """Enqueue the choice of a token for each sampling row of the last launch. The ids are good until the next call."""
+        """Enqueue the choice of a token for each sampling row of the last launch. The ids are valid until the next call."""
         assert self._hidden is not None, "a forward comes first"
         return self._choice(self._hidden, rows, self._graphs)
 
@@ -100,7 +100,7 @@ class ModelRunner:
         return hidden
 
     def _padding_forward(self, shape: StepShape) -> Callable[[], None]:
-        """A forward whose rows are all padding; it reads the batch's memory, so its replay computes what was staged before it."""
+        """A forward to capture, whose rows are all padding. It reads the batch's memory, so a replay computes what was staged before it."""
 
         def launch() -> None:
             if not torch.cuda.is_current_stream_capturing():

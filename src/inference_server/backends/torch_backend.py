@@ -1,7 +1,7 @@
 """`TorchBackend`: any transformers causal LM over the paged KV pool, with our own generation loop.
 
-The baseline that works for many models, not the fast one: single-token rows share one padded forward, longer rows run one by one, and
-everything is done by the end of `sample`.
+The baseline that works for many models, and not a fast one: single-token rows share one padded forward, longer rows run one by one, and
+all work is done by the end of `sample`.
 """
 
 import gc
@@ -39,7 +39,7 @@ class TorchStep:
 
 
 class TorchBackend:
-    """An `InferenceBackend` over a model folder in the Hugging Face format. Not overlapping: one step at a time."""
+    """An `InferenceBackend` over a model folder in the Hugging Face format. Steps do not overlap: it runs one at a time."""
 
     def __init__(self, options: ModelOptions, folder: Path, sampler: TokenSampling) -> None:
         self._options = options
@@ -71,7 +71,7 @@ class TorchBackend:
             raise ModelLoadError(f"a KV arena of {layout.arena_bytes / 2**30:.1f} GiB does not fit on {model.device}") from error
 
     def launch(self, plan: StepPlan) -> TorchStep:
-        """A plan that mixes decodes and prompts is run as several forwards."""
+        """Run the step. A plan with longer rows takes several forwards."""
         with step_errors(), torch.inference_mode():
             return self._launch(plan)
 
