@@ -1,4 +1,4 @@
-"""What a forward has to know about the step beside tokens and positions: where KV lies and where rows begin.
+"""What a forward has to know about a step beside tokens and positions: where KV lies and where rows begin.
 
 The backend builds one `AttentionMetadata` a step; every layer reads the part of its group. It is an argument, never a global.
 """
@@ -34,7 +34,7 @@ class GroupMetadata:
     """The step as one layer group sees it.
 
     slot_mapping: int64 [tokens], where each token's KV goes (block * block_size + offset).
-    attention: (q, key, value, scale) to the attention output, the kernel that the backend chose, bound to this step.
+    attention: the kernel that the backend chose, bound to this step; from (q, key, value, scale) to the attention output.
     """
 
     slot_mapping: Tensor
@@ -45,7 +45,7 @@ class GroupMetadata:
 class AttentionMetadata:
     """The rows of one step, which lie one after the other; those that compute a single token come first.
 
-    sampled: given if the hidden states of all other tokens are not wanted. Only for a model with `drops_unsampled`.
+    sampled: the tokens whose hidden states are wanted; None for all. Only for a model with `drops_unsampled`.
     """
 
     groups: tuple[GroupMetadata, ...]
@@ -56,8 +56,8 @@ class AttentionMetadata:
 class SampledTokens:
     """The tokens that are sampled from, each the last of its row.
 
-    indices: int32 [sampled], where they lie in the flat batch. metadata: the same step as if they were all that it computes, with nothing
-    to store.
+    indices: int32 [sampled], where they lie in the flat batch. metadata: for the same step as if it computed only these tokens, and stored
+    nothing.
     """
 
     indices: Tensor

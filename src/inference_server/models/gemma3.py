@@ -111,12 +111,12 @@ class Gemma3:
         return self.embedding(hidden)
 
     def likeliest(self, hidden: Tensor) -> Tensor:
-        """The ids [rows] int64 of the highest of these logits."""
+        """The ids, int64 [rows], of the highest logit of each row."""
         return self.embedding.highest(hidden)
 
 
 class Block:
-    """Attention, then MLP; each between two norms and added to the residual stream. norm: what lies before it."""
+    """Attention, then MLP; each between two norms and added to the residual stream. norm: what lies between the last block and this one."""
 
     def __init__(self, config: Gemma3Config, layer: int, weights: Weights, norm: AddNorm) -> None:
         self.layer_type = config.layer_types[layer]
@@ -133,7 +133,7 @@ class Block:
 
 
 def _norm_weight(weights: Weights, name: str, size: int) -> Tensor:
-    """Gemma 3 stores norm weights less one."""
+    """The weight of a norm, which Gemma 3 stores less one."""
     return 1.0 + weights.take(f"{name}.weight", size, dtype=torch.float32)
 
 

@@ -50,7 +50,7 @@ class Gemma4:
         angles = self._angles(positions)
         for i, layer in enumerate(self.layers):
             if i == self.config.num_own_kv_layers and x is not None and metadata.sampled is not None:
-                # What later layers read of the other tokens, keys and values, is stored by now.
+                # Later layers read nothing of the other tokens but keys and values, and these are stored by now.
                 indices, metadata = metadata.sampled.indices, metadata.sampled.metadata
                 x, update = x.index_select(0, indices), update.index_select(-2, indices)
                 if not len(x):
@@ -66,7 +66,7 @@ class Gemma4:
         return self.embedding(hidden)
 
     def likeliest(self, hidden: Tensor) -> Tensor:
-        """The ids [rows] int64 of the highest of these logits."""
+        """The ids, int64 [rows], of the highest logit of each row."""
         return self.embedding.highest(hidden)
 
     def _angles(self, positions: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -160,7 +160,7 @@ class Attention:
     def __call__(
         self, x: Tensor | None, update: Tensor, angles: tuple[Tensor, Tensor], metadata: AttentionMetadata, kv: LayerKV
     ) -> tuple[Tensor, Tensor]:
-        x, qkv = self.qkv.after(x, update, self.norm)  # queries alone where another layer's keys and values are read
+        x, qkv = self.qkv.after(x, update, self.norm)  # only queries if the layer reads another layer's keys and values
         group = metadata.groups[kv.group_of(self.kv_layer)]
         key, value = kv.key(self.kv_layer), kv.value(self.kv_layer)
         slots = KVSlots(key, value, group.slot_mapping) if self.owns_kv else None
@@ -186,7 +186,7 @@ class ParallelExperts:
         self.ops = weights.ops
 
     def __call__(self, x: Tensor, mlp: Tensor) -> Tensor:
-        """x: the residual stream; mlp: what the dense MLP made of it; all [tokens, hidden_size]."""
+        """x: the residual stream. mlp: the dense MLP's output. Returns MLP plus experts, each normed. All [tokens, hidden_size]."""
         scores = self.router(self.ops.rms_norm(x, self.router_norm, self.eps))
         expert_ids, weights = self.ops.route(scores, self.top_k, normalize=True, expert_scale=self.expert_scale)
         experts = self.experts(self.ops.rms_norm(x, self.norm, self.eps), expert_ids, weights)
