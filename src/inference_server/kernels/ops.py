@@ -1,8 +1,8 @@
 """`Ops`: the operations that a forward is made of, on one kind of machine. A model is handed one set when it is loaded.
 
-`kernels.reference` says what each computes, in which shapes; that module is a set itself, and the others are checked against it. On few
-rows the number of operations is what costs, so a product takes along what surrounds it: the end of the sublayer before it, and what
-happens to its result. A set may run all of that in one launch, or one after the other.
+`kernels.reference` says what each operation computes, in which shapes; that module is a set itself, and the others are checked against
+it. On few rows, the number of operations is what costs, so a product includes what surrounds it: the end of the sublayer before it, and
+what happens to its result. A set may run all of that in one launch, or one after the other.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ class Epilogue:
     """What happens to x @ W.T before it is stored.
 
     gated: W is [2 N, K], gates first, and y = activation(gate) * up; else y = activation(x @ W.T), times the factor of the call if it
-    has one. softcap: y = softcap * tanh(y / softcap). out_dtype: that of y, by default of x.
-    partial: y goes to nothing but an `add_norm` or a `route`, and may be left to it as partial sums [parts, M, N], where that is faster.
+    has one. softcap: y = softcap * tanh(y / softcap). out_dtype: the dtype of y, by default that of x.
+    partial: only an `add_norm` or a `route` reads y, so that y may be left to it as partial sums [parts, M, N], if that is faster.
     """
 
     activation: Activation | None = None
@@ -85,7 +85,7 @@ class FusedLinear(Protocol):
         ...
 
     def highest(self, x: Tensor) -> Tensor:
-        """The feature [M] int64 of the highest value of each row of `self(x)`, the lowest of equals: a greedy token, where y is logits."""
+        """The feature, int64 [M], with the highest value in each row of `self(x)`; the first of equals. For logits, the greedy token."""
         ...
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class FusedLinear(Protocol):
 class Experts(Protocol):
     """The stacked experts of one layer: x [M, hidden_size], expert_ids and weights (fp32) [M, top_k] to their weighted sums.
 
-    The result goes to an `add_norm`, and may be left to it as partial sums [parts, M, hidden_size].
+    Only an `add_norm` reads the result, so that it may be left to it as partial sums [parts, M, hidden_size].
     """
 
     def __call__(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor: ...

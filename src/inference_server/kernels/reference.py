@@ -1,6 +1,6 @@
-"""The operations in plain PyTorch: the `Ops` that every faster set is checked against, and what serves where there is none.
+"""The operations in plain PyTorch: the `Ops` that every faster set is checked against, and that serve where there is no faster one.
 
-Each is a function that says what it computes, in which shapes; how attention gathers what it reads is `kernels.reference_attention`.
+Each is a function that says what it computes, in which shapes. How attention gathers what it reads is in `kernels.reference_attention`.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class StockLinear:
 
 @dataclass(frozen=True, slots=True)
 class DequantizedLinear:
-    """A linear layer of int8 weights, multiplied as the numbers they stand for; activations stay as they are."""
+    """A linear layer of int8 weights. It multiplies by the numbers that they stand for; activations are not quantised."""
 
     weight: QuantizedWeight
 
@@ -81,7 +81,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_norm(
     stream: Tensor | None, update: Tensor, norm: AddNorm, rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
 ) -> tuple[Tensor, Tensor]:
-    """End a sublayer with the output `update` and begin the next: see `AddNorm`. stream, update: [tokens, size]; no stream counts as zeros.
+    """End a sublayer with the output `update` and begin the next: see `AddNorm`. stream, update: [tokens, size]; a stream of None is zeros.
 
     Returns the stream with the update, and what the next sublayer reads of it: its norm, or without one the stream again.
     """
@@ -108,7 +108,7 @@ def rotary_angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) ->
 def norm_rotate_store(
     qkv: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, slots: KVSlots | None, values_are_keys: bool = False
 ) -> Tensor:
-    """From the qkv projection to what attention needs: queries returned [tokens, num_heads, head_dim], keys and values stored.
+    """From the qkv projection to what attention needs: returns queries [tokens, num_heads, head_dim], and stores keys and values.
 
     qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values; without `slots` queries only. values_are_keys: qkv
     has no values, and the keys before norm and rotation are the values too.
@@ -152,7 +152,7 @@ def route(scores: Tensor, top_k: int, normalize: bool, expert_scale: Tensor | No
 
 
 def experts(gate_up: Tensor, down: Tensor, activation: Activation) -> Experts:
-    """The layer that computes `moe_experts` of these weights."""
+    """The layer that computes `moe_experts` with these weights."""
     return StockExperts(gate_up, down, activation)
 
 
@@ -217,10 +217,10 @@ def bind_attention(
 
 
 def place_tokens(rows: StepRows, known_ids: Tensor, newest_ids: Tensor, block_tables: Tensor, block_size: int, out: TokenPlaces) -> None:
-    """Work out the step's tokens from its rows, into `out`; zeros for tokens behind the last row.
+    """Work out the step's tokens from its rows, into `out`; zeros for tokens after the last row.
 
     known_ids: int32 [tokens], -1 where the id is the newest one of the row's slot. newest_ids: int64 [slots].
-    block_tables: int32 [groups, slots, max_blocks]. rows.slots says which slot is whose.
+    block_tables: int32 [groups, slots, max_blocks]. rows.slots: each row's slot.
     """
     assert rows.slots is not None
     starts = rows.cu_seqlens_q.long()
@@ -246,7 +246,7 @@ def keep_tokens(ids: Tensor, slots: Tensor, newest_ids: Tensor, out: Tensor) -> 
 
 
 def fused(function: TokenMap) -> TokenMap:
-    """The same function, in as few launches as a set can make of it: here as it is.
+    """The same function, in as few launches as a set can make of it; here, as it is.
 
     function: made of PyTorch's operations alone; what it reads beside its argument, such as weights, never changes.
     """
