@@ -1,9 +1,9 @@
 """Settings that every test shares.
 
-Tiny models gain nothing from a second thread, and become thirty times slower when torch's threads wait for each other on a busy
-machine: one thread, in the servers that tests start too. An explicit OMP_NUM_THREADS wins.
+Tests use one thread, and so do the servers that they start: tiny models gain nothing from a second one, and become thirty times slower
+when torch's threads wait for each other on a busy machine. An explicit OMP_NUM_THREADS wins.
 
-Without a GPU, Triton kernels run in Triton's interpreter; it is chosen when a kernel is defined, so before any is imported.
+Without a GPU, Triton kernels run in Triton's interpreter. That is decided when a kernel is defined, so it is set before any import.
 """
 
 import gc
@@ -20,7 +20,7 @@ if not torch.cuda.is_available():
 
 pytest_plugins = ["turns", "fleets"]
 
-gc.disable()  # until all is imported: what imports make is no garbage, and walking it over and over is a quarter of their time
+gc.disable()  # until all is imported: imports make no garbage, and walking their objects again and again takes a quarter of their time
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,4 +1,4 @@
-"""`ray_cluster`: one small Ray for all tests that want a fleet, each an application of its own. Without Ray they are skipped."""
+"""`ray_cluster`: one small Ray for all tests that need a fleet. Each fleet is an application of its own. Without Ray they are skipped."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ TESTS = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
-    """The address of its proxy."""
+    """Start the Ray. Yields the address of its proxy."""
     pytest.importorskip("ray")
     from fleet_local import cluster
 

@@ -1,4 +1,4 @@
-"""Fifty continuations of a context, and what transformers says of them on the embedded model in float32."""
+"""Fifty continuations of contexts, and their scores by transformers on the embedded model in float32."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -37,7 +37,7 @@ class Reference:
 
     @torch.inference_mode()
     def score(self, token_ids: Sequence[int], num_context: int) -> tuple[list[float], bool]:
-        """The log-probability of each token after the context, and whether each is the likeliest."""
+        """The log-probabilities of the tokens after the context, and whether all of them are the likeliest."""
         logprobs = self._model(torch.tensor([list(token_ids)])).logits[0].log_softmax(-1)
         positions = range(num_context, len(token_ids))
         greedy = all(int(logprobs[i - 1].argmax()) == token_ids[i] for i in positions)

@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """What has arrived, in its order. status: what each request is answered with."""
+    """Keeps what arrives, in order. status: the HTTP status of every answer."""
 
     def __init__(self) -> None:
         self.endpoint = ""
@@ -22,7 +22,7 @@ class Collector:
         self._spans: Queue[Span] = Queue()
 
     def take(self, number: int) -> list[Span]:
-        """The next spans. Raises `queue.Empty` when they do not come."""
+        """The next `number` spans. Raises `queue.Empty` if they do not come."""
         return [self._spans.get(timeout=10) for _ in range(number)]
 
     @property
@@ -39,7 +39,7 @@ class Collector:
 
 
 def attributes(holder: Any) -> dict[str, Any]:
-    """Of a span, an event or a resource, as Python values."""
+    """The attributes of a span, an event or a resource, as Python values."""
 
     def value(any_value: Any) -> Any:
         kind = any_value.WhichOneof("value")

@@ -1,4 +1,4 @@
-"""The server as a process of its own, for tests that meet the product as its user does."""
+"""The server in a process of its own, for tests that use the product as its users do."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 def started(
     folder: Path, command: Sequence[str] = ("-m", "inference_server"), **settings: str
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A server with these settings, which works in `folder` and logs to `folder/log`, and its address. It is killed in the end."""
+    """Start a server with these settings, which works in `folder` and logs to `folder/log`. Yields it and its address; kills it at last."""
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PORT": "0", **settings}
     with (folder / "log").open("ab") as log:
         child = subprocess.Popen([sys.executable, *command], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log)
@@ -32,7 +32,9 @@ def started(
 
 
 def wait_ready(child: subprocess.Popen[bytes], address: str, limit_s: float = 300) -> None:
-    """Reading a tokenizer and preparing it for grammars hold the interpreter for seconds each, and nothing answers meanwhile."""
+    """Wait until the server is ready. Reading a tokenizer, and preparing it for grammars, each hold the interpreter for seconds, in which
+    nothing answers.
+    """
     end = time.monotonic() + limit_s
     while httpx.get(f"{address}/ready", timeout=60, trust_env=False).status_code != 200:
         assert child.poll() is None, "the server has ended; its log says why"
@@ -42,7 +44,7 @@ def wait_ready(child: subprocess.Popen[bytes], address: str, limit_s: float = 30
 
 @contextmanager
 def serving(folder: Path, startup_s: float = 300, **settings: str) -> Iterator[tuple[str, Path]]:
-    """The address of a ready server with these settings, and the file of its log."""
+    """Run a server with these settings. Yields its address once it is ready, and the file of its log."""
     with started(folder, **settings) as (child, address):
         wait_ready(child, address, startup_s)
         yield address, folder / "log"

@@ -1,4 +1,4 @@
-"""Settings: where values come from, what is refused, and that every option dataclass gets them."""
+"""Settings: where values come from, which are refused, and that every option dataclass gets them."""
 
 import dataclasses
 import re
@@ -25,14 +25,14 @@ OPTIONS = (ModelOptions, CacheOptions, SchedulerOptions, EngineOptions, SinkOpti
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No setting leaks in from the shell or from a `.env` of the checkout."""
+    """Keep out settings from the shell and from a `.env` of the checkout."""
     for name in Settings.model_fields:
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.chdir(tmp_path)
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The one line that `argv` is refused with."""
+    """The one line with which `argv` is refused."""
     with pytest.raises(SystemExit) as exit_info:
         Settings.from_cli(argv)
     assert exit_info.value.code == 2

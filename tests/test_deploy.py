@@ -1,4 +1,4 @@
-"""The files of a deployment name routes, settings and times that the server really has. Nothing is built or started in a cluster here."""
+"""The files for deployments name routes, settings and times that the server really has. Nothing is built or started in a cluster."""
 
 import ast
 import json
@@ -30,7 +30,7 @@ def parsed(name: str) -> dict[str, Any]:
 
 
 def assigned_for_modal(name: str) -> Any:
-    """The value of a name in the example for Modal, which cannot be imported without Modal's package."""
+    """The value that the example for Modal assigns to a name. The example cannot be imported without Modal's package."""
     tree = ast.parse((ROOT / "deploy/modal_app.py").read_text())
     (node,) = [node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name]
     return ast.literal_eval(node.value)

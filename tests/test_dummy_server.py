@@ -19,7 +19,7 @@ def test_a_thin_gemma_4_e2b_answers(tmp_path: Path) -> None:
         body = {"model": str(model), "prompt": "Hello", "max_tokens": 4, "ignore_eos": True}
         answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120, trust_env=False).json()
         chat = httpx.post(f"{url}/generate", json={"text": "Hello", "max_tokens": 2}, timeout=120, trust_env=False).json()
-    assert answer["usage"]["prompt_tokens"] == 1 + len("Hello")  # begin of sequence, and the bytes
+    assert answer["usage"]["prompt_tokens"] == 1 + len("Hello")  # begin of text, and the bytes
     assert answer["usage"]["completion_tokens"] == 4
     assert answer["choices"][0]["text"]
     assert len(chat["token_ids"]) == 2

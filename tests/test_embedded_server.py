@@ -1,4 +1,4 @@
-"""The product as its user meets it: `python -m inference_server` with no settings, the real weights, curl's and OpenAI's clients."""
+"""The product as its users meet it: `python -m inference_server` without settings, the real weights, curl's and OpenAI's clients."""
 
 import asyncio
 import json
@@ -95,7 +95,7 @@ def test_the_openai_client_gets_responses_whole_streamed_and_parsed(url: str) ->
 
 
 def test_streams_say_what_whole_answers_say(url: str) -> None:
-    """One after the other and none from the cache: in bfloat16 another shape rounds otherwise."""
+    """They run one after the other, and none from the cache: in bfloat16 another shape rounds differently."""
     with httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
         for path, body in requests(Random(3), 16, max_tokens=16):
             stream, answer = streamed(client, path, body), whole(client, path, body | {"cache_salt": "another"})
@@ -134,7 +134,7 @@ def test_a_repeated_prompt_says_what_the_cache_was_worth(url: str) -> None:
 
     body = {"text": "A story about a fox, told twice. " * 30, "max_tokens": 8, "temperature": 0}
     first, second = (httpx.post(f"{url}/generate", json=body, timeout=120, trust_env=False).json() for _ in range(2))
-    # The template's own tokens may have been there before.
+    # The template's own tokens may have been cached before.
     assert first["cache_hit_tokens"] < 100 < second["cache_hit_tokens"] == (first["prompt_tokens"] - 1) // 16 * 16
     assert first["text"] == second["text"]
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
@@ -185,4 +185,4 @@ def test_a_long_prompt_holds_up_the_next_request_by_one_chunk_at_most(url: str) 
             return (beside - alone) / 1000, whole["total_ms"] / 1000 / chunks
 
     delay, chunk = asyncio.run(scenario())
-    assert delay < 2.5 * chunk  # what is left of the chunk that runs, and the chunk that shares its step
+    assert delay < 2.5 * chunk  # the rest of the chunk that runs, and the chunk that shares its step

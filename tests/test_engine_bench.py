@@ -1,5 +1,7 @@
-"""The engine benchmark runs its workloads to their end on a tiny model on the CPU, and reports them in their units; the host's work has all
-the parts that are timed by name."""
+"""The engine benchmark runs its workloads to their end on a tiny model on the CPU, and reports them in their units.
+
+And all parts of the host's work that the benchmarks time by name exist.
+"""
 
 from argparse import Namespace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""kill -9 at a bad moment, and the start after it: nothing has to be repaired, and nothing that was written is lost."""
+"""kill -9 at a bad moment, and the next start: nothing has to be repaired, and nothing that was written is lost."""
 
 import sqlite3
 import threading
@@ -16,7 +16,7 @@ FAKE = Path(__file__).parent / "chaos" / "serve_chaos.py"
 
 @contextmanager
 def busy(address: str, path: str, body: dict[str, object], num_clients: int = 6) -> Iterator[list[float]]:
-    """Clients that ask one thing after the other until the server is gone; when each answer was whole, in seconds since the epoch."""
+    """Clients that send one request after the other until the server is gone. Yields when answers were whole, as seconds of the epoch."""
     answered: list[float] = []
 
     def client() -> None:
@@ -36,7 +36,7 @@ def busy(address: str, path: str, body: dict[str, object], num_clients: int = 6)
 
 
 def ask(path: Path, query: str) -> list[tuple[object, ...]]:
-    """An answer of a telemetry file, which is whole."""
+    """The answer of a telemetry file to a query, after a check that the file is whole."""
     connection = sqlite3.connect(path)
     try:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -62,7 +62,7 @@ def test_telemetry_of_a_killed_run_is_whole_but_for_its_last_second(tmp_path: Pa
     with started(tmp_path, [str(FAKE)], **settings) as (child, address):
         wait_ready(child, address)
         with busy(address, "/generate", body) as answered:
-            while not answered or time.time() < answered[0] + 1.5:  # so that something was answered more than a second before the end
+            while not answered or time.time() < answered[0] + 1.5:  # so that some answers are more than a second older than the end
                 time.sleep(0.05)
             killed = time.time()
             child.kill()
@@ -90,7 +90,7 @@ def test_a_kill_while_weights_are_converted_and_one_under_load_leave_a_whole_cac
         converted = files(tmp_path / "cache")
         assert not any(".partial" in name for name in converted)
         with busy(address, "/generate", body) as answered:
-            while len(answered) < 6 or time.time() < answered[0] + 1.5:  # the last second may be lost
+            while len(answered) < 6 or time.time() < answered[0] + 1.5:  # rows of the last second may be lost
                 assert child.poll() is None
                 time.sleep(0.05)
             child.kill()
@@ -102,6 +102,6 @@ def test_a_kill_while_weights_are_converted_and_one_under_load_leave_a_whole_cac
 
 
 def files(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and modification time of each file, locks aside."""
+    """Size and modification time of each file but the locks."""
     found = ((path, path.stat()) for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
     return {str(path.relative_to(folder)): (stat.st_size, stat.st_mtime_ns) for path, stat in found}

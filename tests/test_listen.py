@@ -1,4 +1,4 @@
-"""Where the command line listens, what it says of that, and that it says so where it cannot."""
+"""Where the command line listens, what it says about that, and what it says if it cannot listen."""
 
 import socket
 

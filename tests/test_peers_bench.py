@@ -1,4 +1,4 @@
-"""The benchmark beside peers: which are installed, what counts as tokens, and what is said of those that do not work."""
+"""The benchmark beside peers: which are found, how tokens are counted, and what is said of peers that do not work."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from peers_cpu import OURS, Peer, Running, find, measure, start, table
 
 
 class Fake(BaseHTTPRequestHandler):
-    """A server that streams two chunks; the class's attribute says what it reports in the last."""
+    """A server that streams two chunks. Its class attribute is the count of tokens that the last chunk reports."""
 
     usage: ClassVar[Any] = {"completion_tokens": 5}
 
@@ -88,7 +88,7 @@ def test_a_peer_that_cannot_start_says_its_last_line() -> None:
 
 def test_a_peer_is_ready_when_it_says_so_and_ends_with_the_run(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        # Serves its folder, in which one file is the sign that it is ready.
+        # It serves its folder, in which a file shows that it is ready.
         (tmp_path / "health").touch()
         command = (sys.executable, "-m", "http.server", "{port}", "--bind", "127.0.0.1", "--directory", "{folder}")
         server = start(Peer("peer", ()), command, {"folder": tmp_path}, 20, stack)

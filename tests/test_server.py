@@ -1,4 +1,4 @@
-"""The life of the process: drain on the first signal, exit on the second, and a clean failure when the model cannot be loaded.
+"""The life of the process: it drains on the first signal, exits on the second, and fails cleanly if the model cannot be loaded.
 
 Each test runs a real process, once as plain uvicorn and once as the command line, since both must behave alike.
 """
@@ -28,21 +28,21 @@ ENDLESS = SLOW | {"max_tokens": 2000}
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server process, the file of all that it writes, and a client of it."""
+    """A server process, the file of all its output, and a client of it."""
 
     child: subprocess.Popen[bytes]
     log: Path
     client: httpx.Client
 
     def ended(self, limit_s: float = 20) -> str:
-        """What it wrote until it ended."""
+        """Wait until it has ended. Returns all that it wrote."""
         self.child.wait(limit_s)
         return self.log.read_text()
 
 
 @contextmanager
 def process(kind: str, **settings: str) -> Iterator[Served]:
-    """On a port that the system chose for it; one that was free a moment ago may be another's by now."""
+    """Run a server on a port that the system chooses for it: one that was free a moment ago may be another's by now."""
     command = {"uvicorn": ["-m", "uvicorn", "serve_echo:app", "--port", "0"], "command line": ["serve_echo.py"]}[kind]
     environment = {**os.environ, "PYTHONPATH": f"{HERE.parent / 'src'}:{HERE}", "PORT": "0", **settings}
     with TemporaryDirectory() as folder:
@@ -134,7 +134,7 @@ LEFT_BEHIND = 128 + signal.SIGTERM
 
 @contextmanager
 def in_state(state: str, drain_s: float) -> Iterator[tuple[Served, list[Future[httpx.Response]]]]:
-    """A server, and what its clients wait for: answers to three requests where one runs and two wait, or to one in a step that hangs."""
+    """A server, and the answers that its clients wait for: to one running and two waiting requests, or to one in a step that hangs."""
     with ThreadPoolExecutor(3) as pool, process("command line", DRAIN_TIMEOUT_S=str(drain_s), **STATES[state]) as served:
         wait_for_status(served.client, "/health" if state == "loading" else "/ready", 200)
         post = partial(httpx.post, f"{served.client.base_url}/generate", timeout=60, trust_env=False)
@@ -145,13 +145,13 @@ def in_state(state: str, drain_s: float) -> Iterator[tuple[Served, list[Future[h
         if state == "overloaded":
             while not served.client.get("/scheduler/stats").json()["active_rows"]:
                 time.sleep(0.02)
-            answers += [ask(), ask()]  # the queue has room for as many, now that the first has left it
+            answers += [ask(), ask()]  # the first has left the queue, which has room for two
             wait_for_status(served.client, "/ready", 503)
         yield served, answers
 
 
 def all_told(answers: list[Future[httpx.Response]]) -> bool:
-    """Whoever was let in, that its answer was cut short; nobody is left without an answer."""
+    """Whether every client got an answer, and each that was let in was told that its answer was cut short."""
     codes = {answer.result().json()["error"]["code"] for answer in answers}
     return codes <= {"aborted", "overloaded"} and ("aborted" in codes or not answers)
 
@@ -176,7 +176,7 @@ def test_one_signal_ends_the_process_in_any_state(state: str, code: int) -> None
 def test_two_signals_end_the_process_at_once_in_any_state(state: str, codes: set[int]) -> None:
     with in_state(state, drain_s=30) as (served, answers):
         served.child.send_signal(signal.SIGTERM)
-        time.sleep(0.1)  # two at once would be one
+        time.sleep(0.1)  # two signals at once would count as one
         served.child.send_signal(signal.SIGINT)
         assert served.child.wait(5) in codes
         assert all_told(answers)
@@ -185,7 +185,7 @@ def test_two_signals_end_the_process_at_once_in_any_state(state: str, codes: set
 @pytest.mark.parametrize("kind", ["uvicorn", "command line"])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_process_whose_model_loads(kind: str, signum: signal.Signals) -> None:
-    """Without finalising the interpreter under the loading thread, whose native code would abort the process."""
+    """The interpreter must not be finalised while the thread loads: its native code would abort the process."""
     with process(kind, SERVED_MODEL_NAME="slow") as served:
         wait_for_status(served.client, "/health", 200)
         served.child.send_signal(signum)

@@ -51,7 +51,7 @@ GEMMA4: dict[str, Any] = {
 }
 NO_EXTRAS = {"hidden_size_per_layer_input": 0}
 KEYS_ARE_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
-SMALL_GEMMA4 = {  # the options of E2B; E4B's are the same but for the MLP
+SMALL_GEMMA4 = {  # the options of E2B; those of E4B differ only in the MLP
     **GEMMA4,
     "num_key_value_heads": 1,
     "num_kv_shared_layers": 4,
@@ -91,7 +91,7 @@ TINY: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 def save_tiny(name: str, folder: Path) -> PreTrainedModel:
-    """The model of that name, in `folder` too, with an embedding so small that where it is tied no token repeats itself."""
+    """Make the model of that name and save it in `folder`. Its embedding is small, so that no token repeats itself if the head is tied."""
     model = TINY[name]()
     model.get_input_embeddings().weight.data *= 0.02
     model.save_pretrained(folder)
@@ -99,7 +99,7 @@ def save_tiny(name: str, folder: Path) -> PreTrainedModel:
 
 
 def gemma3(**config: Any) -> Gemma3ForCausalLM:
-    """As small as it gets: for tests of what runs a model, where many forwards matter more than its options."""
+    """The smallest Gemma 3: for tests of what runs a model, in which many forwards matter more than options."""
     torch.manual_seed(2)
     return Gemma3ForCausalLM(Gemma3TextConfig(**{**SMALL_GEMMA3, **config}))
 
@@ -121,9 +121,9 @@ def qwen3_moe(**config: Any) -> Qwen3MoeForCausalLM:
 
 
 def _randomized(model_class: type[PreTrainedModel], config: Any) -> Any:
-    """Norms and scales start at one, which hides those that are left out or applied wrongly.
+    """A model with random norms and scales: they start at one, which hides those that are left out or applied wrongly.
 
-    Queries and keys stay short: random ones at Gemma 4's scale of 1 pick single keys, and rounding alone would move logits by 1e-4.
+    Queries and keys stay short. At Gemma 4's scale of 1, long random ones select single keys, and rounding alone would move logits by 1e-4.
     """
     torch.manual_seed(7)
     model = model_class(config).eval()

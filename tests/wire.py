@@ -1,7 +1,7 @@
 """What every streamed generation of this API looks like on the wire, checked byte by byte.
 
-A check takes a plain `httpx.Client` whose base URL is a server's and the body of a request, so it knows neither the model nor who
-answers: one process, or a fleet behind a router. It fails by an assertion, and returns what was said.
+A check takes a plain `httpx.Client` with a server's base URL, and the body of a request. So it knows neither the model nor who answers:
+one process, or a fleet behind a router. It fails by an assertion, and returns what was said.
 """
 
 import json
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One choice. calls: name and arguments. end: why it ended, in the route's own word."""
+    """One choice. calls: name and arguments of each. end: why it ended, in the route's own word."""
 
     text: str
     end: str
@@ -35,7 +35,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Every choice, and the tokens of prompt and answer; None where the client did not ask for them."""
+    """All choices, and the numbers of tokens of prompt and answer; None if the client did not ask for them."""
 
     choices: tuple[Said, ...]
     counts: tuple[int, int] | None
@@ -57,7 +57,7 @@ def streamed(client: httpx.Client, path: str, body: Json) -> Answer:
 
 
 def whole(client: httpx.Client, path: str, body: Json) -> Answer:
-    """The same without a stream."""
+    """Ask for the same without a stream."""
     response = client.post(path, json={key: value for key, value in body.items() if key != "stream_options"})
     assert response.status_code == 200, response.text
     answer = strict_json(response.text)
@@ -74,7 +74,7 @@ def whole(client: httpx.Client, path: str, body: Json) -> Answer:
 
 
 def events_of(raw: bytes) -> list[tuple[str, str]]:
-    """Name and data of each event. Every byte counts: one line a field, one empty line an event; only pings are comments."""
+    """Name and data of each event. Checks every byte: a line for each field, an empty line after each event, and no comments but pings."""
     text = raw.decode("ascii")
     assert text.endswith("\n\n")
     events = []
@@ -90,7 +90,7 @@ def events_of(raw: bytes) -> list[tuple[str, str]]:
 
 
 def parse_sse(raw: bytes) -> list[Any]:
-    """The payloads of a stream of unnamed events: each an object, then `[DONE]` and nothing more."""
+    """The payloads of a stream of unnamed events: objects, then `[DONE]` and nothing more."""
     events = events_of(raw)
     assert events.pop() == ("", "[DONE]")
     assert not any(name for name, _ in events)
@@ -98,14 +98,14 @@ def parse_sse(raw: bytes) -> list[Any]:
 
 
 def strict_json(text: str) -> Json:
-    """An object, without what Python reads and JSON does not have."""
+    """Parse an object strictly, without what Python's parser accepts beyond JSON."""
     value = json.loads(text, parse_constant=_refuse)
     assert isinstance(value, dict)
     return value
 
 
 def read_choices(raw: bytes, is_chat: bool, body: Json) -> Answer:
-    """A stream of chunks: constant ids, each choice in order, and the usage exactly once if it is wanted, alone and last."""
+    """Read a stream of chunks: ids are constant, each choice is in order, and the usage, if wanted, comes exactly once, alone and last."""
     chunks = parse_sse(raw)
     options = body.get("stream_options") or {}
     assert len({json.dumps([chunk[key] for key in CONSTANT]) for chunk in chunks}) == 1
@@ -130,7 +130,7 @@ def read_choices(raw: bytes, is_chat: bool, body: Json) -> Answer:
 
 
 def read_native(raw: bytes) -> Answer:
-    """`{text, ttft_ms}`, `{text}`..., then the totals; thoughts as `{reasoning_content}`."""
+    """Read a stream of /generate: `{text, ttft_ms}`, `{text}`..., then the totals; thoughts come as `{reasoning_content}`."""
     *events, last = parse_sse(raw)
     texts = [event for event in events if "text" in event]
     assert [set(event) for event in texts] == [{"text", "ttft_ms"}, *[{"text"}] * (len(texts) - 1)][: len(texts)]
@@ -144,7 +144,7 @@ def read_native(raw: bytes) -> Answer:
 
 
 def read_response(raw: bytes) -> Answer:
-    """Numbered and named events in the documented order; item for item they say what the last of them holds as a whole."""
+    """Read numbered and named events in the documented order. Item for item, they say what the last event holds as a whole."""
     events = []
     for number, (name, data) in enumerate(events_of(raw)):
         event = strict_json(data)
@@ -194,7 +194,7 @@ def _text_choice(pieces: Sequence[Json]) -> Said:
 
 
 def _chat_choice(pieces: Sequence[Json]) -> Said:
-    """The role comes first and once, what closes comes last and says nothing; a call's first piece names it."""
+    """Join a choice of a chat. The role comes first and once; the closing piece is last and says nothing; a call's first piece names it."""
     first, *deltas, last = (piece["delta"] for piece in pieces)
     assert first == {"role": "assistant", "content": "", "refusal": None}
     assert last == {}
@@ -213,7 +213,7 @@ def _chat_choice(pieces: Sequence[Json]) -> Said:
 
 
 def _end(pieces: Sequence[Json]) -> str:
-    """The finish reason, which is the last piece's alone."""
+    """The finish reason, which only the last piece has."""
     *before, last = (piece["finish_reason"] for piece in pieces)
     assert not any(before)
     assert isinstance(last, str)

@@ -1,4 +1,4 @@
-"""Random requests whose answers are hard to stream: emoji, CJK and marks over several tokens, and stop strings amid them."""
+"""Random requests whose answers are hard to stream: emoji, CJK and marks over several tokens, with stop strings among them."""
 
 from collections.abc import Iterator
 from random import Random
@@ -15,7 +15,7 @@ ROUTES = (CHAT, TEXT, RESPONSES, NATIVE)
 
 
 def requests(random: Random, number: int, max_tokens: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Routes in turns, each with a body. The seed makes the answer the same whenever it is asked for."""
+    """Yield the routes in turn, each with a body. The seed makes the answer the same whenever it is asked for."""
     for index in range(number):
         path = ROUTES[index % len(ROUTES)]
         text = "".join(random.choice(PIECES) + random.choice(["", " "]) for _ in range(random.randint(1, 12)))
@@ -40,7 +40,7 @@ def prompt_of(path: str, text: str) -> dict[str, Any]:
 
 
 def _stops(random: Random, text: str) -> Iterator[str]:
-    """Parts of the prompt, which an answer is likely to repeat, and pieces that it may have."""
+    """Parts of the prompt, which the answer is likely to repeat, and pieces that it may contain."""
     for _ in range(random.choice([0, 1, 1, 3])):
         start = random.randrange(len(text))
         yield random.choice([text[start : start + random.randint(1, 4)], random.choice(PIECES)])

@@ -1,4 +1,4 @@
-"""A real server on a loopback port for HTTP tests: uvicorn in a thread, the real application, the echo model."""
+"""A real server on a loopback port for HTTP tests: the real application on the echo model, served by uvicorn in a thread."""
 
 import threading
 import time
@@ -53,7 +53,7 @@ def running(
     http: type[HttpProtocol] = HttpProtocol,
     **settings: Any,
 ) -> Iterator[TestServer]:
-    """A server whose port is open, and whose model is loaded unless `load` is given. options: fields of `ApiOptions`."""
+    """Run a server. Yields it once its port is open, and, unless `load` is given, its model loaded. options: fields of `ApiOptions`."""
     backend = backend or EchoBackend()
     configured = Settings(_env_file=None, served_model_name=MODEL_NAME, **settings)  # type: ignore[call-arg]
     app = create_app(configured, load or (lambda: load_model(configured, backend)))

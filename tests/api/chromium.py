@@ -1,4 +1,4 @@
-"""A page in headless Chromium, driven over its DevTools protocol by the websocket library that uvicorn brings. No driver, no Node.js."""
+"""A page in headless Chromium, driven over its DevTools protocol by the websocket library that uvicorn uses. No driver, no Node.js."""
 
 import base64
 import itertools
@@ -22,7 +22,7 @@ FLAGS = (
 
 
 class Page:
-    """problems: what the console and the network complained about, in order."""
+    """problems: the complaints of the console and the network, in order."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
@@ -32,7 +32,7 @@ class Page:
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """The result of one command; events that come before it are looked at. Raises RuntimeError when the browser refuses."""
+        """The result of one command. Events that come before it are handled. Raises RuntimeError if the browser refuses the command."""
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
         while True:
@@ -60,7 +60,7 @@ class Page:
         self.wait_for("document.readyState === 'complete'")
 
     def look(self, width: int, scheme: str = "light", motion: str = "no-preference") -> None:
-        """scheme: what prefers-color-scheme says; motion: prefers-reduced-motion."""
+        """Set how the page is looked at. scheme: the value of prefers-color-scheme; motion: that of prefers-reduced-motion."""
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
         features = [{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": motion}]
         self.send("Emulation.setEmulatedMedia", features=features)
@@ -73,7 +73,7 @@ class Page:
             self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **extra)
 
     def screenshot(self, path: Path) -> None:
-        """The whole page, however long."""
+        """Save a picture of the whole page, however long."""
         data = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True, optimizeForSpeed=False)["data"]
         path.write_bytes(base64.b64decode(data))
 

@@ -1,4 +1,4 @@
-"""Whom the tests of the API ask: the echo model in this process and, with -m fleet, three of it behind the ingress of a fleet.
+"""The servers that the tests of the API ask: the echo model in this process and, with -m fleet, three of them behind a fleet's ingress.
 
 A test that takes `url`, `client` or `start` knows no more of the server than its clients do, and runs against both.
 """
@@ -20,7 +20,7 @@ FLEET = pytest.param("fleet", marks=[pytest.mark.fleet, pytest.mark.timeout(600)
 
 @pytest.fixture(scope="session")
 def echo_server() -> Iterator[TestServer]:
-    """For the tests that leave it as they found it."""
+    """A server for the tests that leave it as they found it."""
     with running() as test_server:
         yield test_server
 
@@ -32,7 +32,7 @@ def server(echo_server: TestServer) -> TestServer:
 
 @pytest.fixture
 def sdk(server: TestServer) -> Iterator[openai.OpenAI]:
-    """The official client of the server that the test's module is about."""
+    """The official client, for the server of the test's module."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as official:
         yield official
 
@@ -57,7 +57,7 @@ def client(url: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture(params=[PROCESS, FLEET])
 def start(request: pytest.FixtureRequest) -> Start:
-    """Starts a server of a test's own: `start(make_backend, load_model, **settings)` is entered for its client. A fleet has one replica."""
+    """Starts a server for one test: entering `start(make_backend, load_model, **settings)` gives its client. A fleet has one replica."""
     if request.param == PROCESS:
         return _one_process
     return partial(_one_replica, request.getfixturevalue("ray_cluster"))

@@ -1,4 +1,4 @@
-"""A model for HTTP tests that says what a test tells it to as long as a grammar lets it, and else what closes first."""
+"""A model for HTTP tests that says what the test tells it to as far as the grammar allows, and else what ends the answer soonest."""
 
 from dataclasses import replace
 from functools import cache
@@ -18,7 +18,7 @@ CLOSING = [EOS, *CALL, *b'"}],', *range(33, 127), *range(TOKENIZER.vocab_size)]
 
 
 class ConstrainedBackend(ScriptedBackend):
-    """With another template than the two of `dialect_model`, it knows no calls and no thoughts."""
+    """The scripted model with grammars. With a template other than the two of `dialect_model`, it knows no calls and no thoughts."""
 
     def sample(self, step: StepResult, masks: TokenMasks | None = None) -> None:
         for row, mask in (masks or {}).items():

@@ -1,6 +1,6 @@
-"""A model for HTTP tests that says what a test tells it to, in the formats of Gemma 4 and Qwen3.
+"""A model for HTTP tests that says what the test tells it to, in the formats of Gemma 4 and Qwen3.
 
-Its vocabulary is bytes and, as of Gemma 4, the markers of these formats as single tokens, special ones.
+Its vocabulary is bytes and the markers of these formats, each as a single special token, as Gemma 4 has them.
 """
 
 import re
@@ -95,7 +95,7 @@ TOKENIZER = MarkerTokenizer()
 
 @dataclass
 class ScriptedBackend(EchoBackend):
-    """Answers every request with `answer`, then end of text. prompts: what it was asked, as text."""
+    """Answers every request with `answer`, then end of text. prompts: the texts that it was asked."""
 
     template: str = GEMMA_TEMPLATE
     answer: str = ""
@@ -110,7 +110,7 @@ class ScriptedBackend(EchoBackend):
 
 
 def scripted(server: TestServer, answer: str) -> ScriptedBackend:
-    """The server's backend, which from now on answers this, and has been asked nothing."""
+    """The server's backend, set to answer `answer`, with no prompts so far."""
     assert isinstance(server.backend, ScriptedBackend)
     server.backend.answer = answer
     server.backend.prompts.clear()

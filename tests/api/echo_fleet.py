@@ -1,4 +1,4 @@
-"""The echo model behind the ingress of a fleet: what `api_server.running` is for one process. Needs a Ray with Serve's proxy."""
+"""The echo model behind the ingress of a fleet: the fleet's counterpart of `api_server.running`. Needs a Ray with Serve's proxy."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ LoadModel = Callable[[Settings, EchoBackend], LoadedModel]
 def running_fleet(
     proxy: str, make_backend: MakeBackend = EchoBackend, load_model: LoadModel = load_echo, replicas: int = 1, **settings: Any
 ) -> Iterator[str]:
-    """Its address, below that of `proxy`."""
+    """Run a fleet. Yields its address, below that of `proxy`."""
     name = f"echo-{secrets.token_hex(4)}"
     configured = Settings(_env_file=None, served_model_name=MODEL_NAME, **settings)  # type: ignore[call-arg]
     application = fleet(configured, FleetOptions(replicas), partial(_load, make_backend, load_model))

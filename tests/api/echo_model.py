@@ -1,4 +1,4 @@
-"""A model for HTTP tests. It answers with the prompt's own bytes, so a test picks the answer; scheduler and cache are the real ones."""
+"""A model for HTTP tests. It answers with the prompt's own bytes, so a test chooses the answer; scheduler and cache are the real ones."""
 
 import time
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ SPEC = ModelSpec(
 
 @dataclass
 class EchoBackend:
-    """A step lasts `step_s` and only ends while `gate` is set. `failing` makes each step raise."""
+    """A step lasts `step_s`, and ends only while `gate` is set. failing: whether each step raises."""
 
     step_s: float = 0.0
     gate: Event = field(default_factory=Event)
@@ -79,7 +79,7 @@ class EchoBackend:
 
 
 def score(token_id: int, number: int) -> TokenLogprobs:
-    """Spaces are impossible; the likeliest tokens are the token itself and those after it."""
+    """Made-up scores: the likeliest tokens are the token itself and those after it, and spaces are impossible."""
     return TokenLogprobs(token_id, -inf if token_id == ord(" ") else -0.5, tuple((token_id + i, -0.5 - i) for i in range(number)))
 
 

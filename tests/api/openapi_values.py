@@ -21,7 +21,7 @@ def resolved(schema: Any, document: Document) -> Any:
 
 
 def values(schema: Any, document: Document) -> Values:
-    """What the schema allows, as far as pydantic's schemas go."""
+    """Values that the schema allows. It knows those keywords of JSON Schema that pydantic writes."""
     schema = resolved(schema, document)
     for key in ("anyOf", "oneOf"):
         if key in schema:
@@ -48,7 +48,7 @@ def values(schema: Any, document: Document) -> Values:
 
 
 def nearly(body: Values) -> Values:
-    """Bodies with one of their values, or one more, being anything."""
+    """Bodies in which one value, or one further field, may be anything."""
 
     def spoil(body: Any, key: str, value: Any) -> Any:
         return {**body, key: value} if isinstance(body, dict) else value

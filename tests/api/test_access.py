@@ -1,4 +1,4 @@
-"""Keys: what is open without one, what is not, and that a refusal costs the server nothing."""
+"""Keys: which routes are open without one, which are not, and that a refusal costs the server nothing."""
 
 import logging
 import socket

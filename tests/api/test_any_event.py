@@ -1,4 +1,4 @@
-"""Any text in any pieces makes well-formed events that join to it, in every format."""
+"""Any text, cut into any pieces, makes well-formed events that join to the text, in every format."""
 
 import json
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def formats() -> list[ResponseFormat]:
 
 
 def payloads(raw: bytes) -> list[Any]:
-    """By the rules of server-sent events, which know three kinds of line ends."""
+    """The payloads of a stream, by the rules of server-sent events, which know three kinds of line ends."""
     assert raw.endswith(b"\n\n")
     text = raw.decode("ascii")
     assert "\r" not in text

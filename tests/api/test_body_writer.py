@@ -1,4 +1,4 @@
-"""Events that are written past the task of their response: whole, in order, and no more of them than a slow client has room for."""
+"""Events that are written without a turn of their response's task: whole, in order, and no more than a slow client has room for."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def levels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections that hold little on the server's side."""
+    """Let connections hold little on the server's side."""
     connection_made = HttpProtocol.connection_made
 
     def narrowed(protocol: HttpProtocol, transport: Any) -> None:

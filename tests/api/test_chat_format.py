@@ -1,4 +1,4 @@
-"""Tool calls in the chunks of a chat, also where a slow reader gets several deltas as one."""
+"""Tool calls in the chunks of a chat, also if a slow reader gets several deltas as one."""
 
 import json
 from typing import Any

@@ -12,7 +12,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 def usage_of(prompts: list[str], n: int) -> dict[str, Any]:
-    """The echo answers with as many tokens as its prompt has."""
+    """The usage of the echo model, which answers with as many tokens as its prompt has."""
     prompt_tokens = sum(len(TOKENIZER.encode(prompt)) for prompt in prompts)
     return {
         "prompt_tokens": prompt_tokens,

@@ -1,4 +1,4 @@
-"""What `/openapi.json` promises is held: requests made from it never meet a 5xx, and every answer is one that it describes."""
+"""The server keeps what `/openapi.json` promises: requests made from it never get a 5xx, and it describes every answer."""
 
 from collections import Counter
 from typing import Any
@@ -23,14 +23,14 @@ def document(client: httpx.Client) -> dict[str, Any]:
 
 
 def served(key: str, value: Any) -> Any:
-    """Short answers, of the model that there is: what a model says is not tested here."""
+    """The value to send for a key: short answers, and the model that is served, since what a model says is not tested here."""
     if key == "model" and isinstance(value, str):
         return MODEL_NAME
     return min(value, MOST[key]) if key in MOST and isinstance(value, int) else value
 
 
 def check(answer: httpx.Response, operation: dict[str, Any], document: dict[str, Any]) -> None:
-    """The status is described, the content is of a type that it has there, and a JSON body fits."""
+    """Assert that the document describes the status, has the content's type for it, and that a JSON body fits its schema."""
     assert answer.status_code < 500, answer.text
     responses = operation["responses"]
     described = responses.get(str(answer.status_code)) or responses[f"{answer.status_code // 100}XX"]

@@ -30,7 +30,7 @@ def test_the_page_may_load_nothing_but_its_own_files(server: TestServer) -> None
         assert answer.status_code == 200
         assert "default-src 'self'" in answer.headers["content-security-policy"]
         assert answer.headers["x-content-type-options"] == "nosniff"
-        if not path.endswith(".svg"):  # those name their XML namespace
+        if not path.endswith(".svg"):  # SVGs name their XML namespace by an address
             assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", answer.text), path
     assert sum(path.stat().st_size for path in STATIC.rglob("*") if path.is_file()) < 1_000_000
 

@@ -67,7 +67,7 @@ def test_a_chat_streams_and_tells_its_life(page: Page) -> None:
     page.run("document.querySelector('#chat-text').value = 'hello there'")
     press_on(page, "#chat-text")
     page.wait_for("document.querySelector('.said.model .text').textContent.length > 3")
-    assert text(page, "#chat-send") == "Stop"  # it is still coming
+    assert text(page, "#chat-send") == "Stop"  # the answer is still coming
     page.wait_for("document.querySelector('.said.model .note').textContent.includes('tokens/s')")
     assert text(page, ".said.model .text") == "hello there"
     press_on(page, ".said.model .link")

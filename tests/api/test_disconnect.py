@@ -1,4 +1,4 @@
-"""Clients that leave: whatever they waited for is freed at once."""
+"""Clients that leave: all that their requests hold is freed at once."""
 
 import json
 import socket
@@ -26,7 +26,7 @@ def open_request(server: TestServer, path: str, stream: bool, **fields: Any) -> 
 
 
 def vanish(connection: socket.socket) -> None:
-    """Reset rather than close, as a killed process or a pulled cable would."""
+    """Reset the connection instead of closing it, as a killed process or a pulled cable would."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 

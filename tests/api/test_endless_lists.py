@@ -1,4 +1,4 @@
-"""A body within the limit of bytes has room for a million list items. What refuses them may not take a million steps."""
+"""A body within the limit of bytes has room for a million list items. Refusing it may not take a million steps."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The whole path over HTTP on `FakeBackend`: many clients at once on a pool too small for all, and every token is the right one."""
+"""The whole path over HTTP on `FakeBackend`: many clients at once, a pool too small for all of them, and every token is right."""
 
 import asyncio
 from collections.abc import Iterator

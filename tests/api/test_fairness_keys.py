@@ -1,4 +1,4 @@
-"""Whose share a request uses, from the headers and the body to the statistics."""
+"""Which fairness key a request counts for, from the headers and the body to the statistics."""
 
 import pytest
 from api_server import TestServer

@@ -1,4 +1,4 @@
-"""What a connection may do that is no request yet: for how long, how large, and what is answered to what is no HTTP."""
+"""Connections without a whole request: how long they may last, how much they may send, and what answers bytes that are no HTTP."""
 
 import json
 import socket
@@ -23,12 +23,12 @@ def connected(server: TestServer) -> Iterator[socket.socket]:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Until the server ends the connection."""
+    """All bytes until the server ends the connection."""
     data = b""
     try:
         while piece := connection.recv(65536):
             data += piece
-    except ConnectionResetError:  # it did so with bytes of ours unread
+    except ConnectionResetError:  # the server ended it with bytes of ours unread
         pass
     return data
 

@@ -1,4 +1,4 @@
-"""What is wrong with a body that cannot be read as JSON, in the error shape, and how much of it there may be."""
+"""Bodies that cannot be read as JSON: the error says what is wrong with them. And how large a body may be."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def test_an_unreadable_body_is_400_and_says_why(client: httpx.Client, path: str,
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_value")
 
 
-# Of one of these depths a body can just be read, and is too deep for what comes next.
+# At one of these depths, a body can just be read as JSON and is too deep for what comes next.
 SCHEMAS = ('{"default": ' + '{"a":' * depth + "1" + "}" * depth + "}" for depth in range(920, 990))
 AROUND_THE_LIMIT = [f'{{"text": "a", "structured_outputs": {{"json": {schema}}}}}' for schema in SCHEMAS]
 

@@ -1,4 +1,4 @@
-"""What lm-eval asks of a completions server, on the embedded model in fp32: log-likelihoods by echo equal those of transformers."""
+"""What lm-eval asks a completions server, on the embedded model in fp32: log-likelihoods by echo equal those of transformers."""
 
 import time
 
@@ -39,7 +39,7 @@ def test_fifty_loglikelihoods_are_those_of_transformers() -> None:
                 "seed": 1234,
             }
             answer = server.client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
-            # As lm-eval reads it: from the context's length on, but for the one token that was generated.
+            # As lm-eval reads it: from the end of the context on, without the one token that was generated.
             ours, top = answer["token_logprobs"][len(before) : -1], answer["top_logprobs"][len(before) : -1]
             assert ours == pytest.approx(expected, abs=1e-3)
             assert all(value == max(best.values()) for value, best in zip(ours, top, strict=True)) == greedy

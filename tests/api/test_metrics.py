@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 def scraped(server: TestServer) -> dict[str, dict[tuple[str, ...], float]]:
-    """Samples by name, then by the values of their labels in the order of the labels' names, the model's left out."""
+    """Samples by name, then by the values of their labels, without the model's, in the order of the labels' names."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(server.client.get("/metrics").text):
         for sample in family.samples:

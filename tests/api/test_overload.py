@@ -1,4 +1,4 @@
-"""What a full, loading, draining or dead server answers, and how fast it tells that it is alive."""
+"""What a full, loading, draining or dead server answers, and how fast it says that it is alive."""
 
 import asyncio
 import time

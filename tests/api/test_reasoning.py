@@ -1,4 +1,4 @@
-"""Thoughts over HTTP: apart from the content, whole and streamed, counted, and switched by the request."""
+"""Thoughts over HTTP: kept apart from the content, whole and streamed, counted, and switched on and off by the request."""
 
 from collections.abc import Iterator
 from typing import Any

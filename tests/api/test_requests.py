@@ -1,4 +1,4 @@
-"""`/requests` over HTTP: open and ended requests, found by the server's id and by the client's."""
+"""`/requests` over HTTP: open and ended requests, found by the server's id and by the client's id."""
 
 import threading
 

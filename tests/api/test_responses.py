@@ -1,4 +1,4 @@
-"""`/v1/responses` by the official client and byte by byte: items whole and as events, and what it refuses."""
+"""`/v1/responses` through the official client and byte by byte: items whole and as events, and what it refuses."""
 
 import json
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def events_of(server: TestServer, **fields: Any) -> list[dict[str, Any]]:
 
 
 def parsed(raw: bytes) -> list[dict[str, Any]]:
-    """The events of a stream, strict about framing, names and numbers, each valid by the client's own types."""
+    """The events of a stream. Checks framing, names and numbers strictly, and each event by the client's own types."""
     blocks = raw.decode("ascii").split("\n\n")
     assert blocks.pop() == ""
     events = []
@@ -138,7 +138,7 @@ USAGE = Usage(prompt_tokens=2, completion_tokens=3, cached_tokens=1, ttft_s=0.1,
     ],
 )
 def test_an_open_call_ends_before_the_text_after_it(piece: ToolCallDelta, status: str, arguments: str) -> None:
-    """Also where a slow reader gets both in one delta, with the next call."""
+    """Also if a slow reader gets both in one delta, together with the next call."""
     response = ResponsesFormat("r", KNOWN)
     ended = OutputDelta("text", tool_calls=(piece, ToolCallDelta(1, "call_2", "g", "{}", CallState.COMPLETE)))
     ended.finish_reason, ended.usage = FinishReason.TOOL_CALLS, USAGE

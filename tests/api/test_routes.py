@@ -29,7 +29,7 @@ def test_models(client: httpx.Client) -> None:
     (card,) = models["data"]
     assert (card["id"], card["object"], card["max_model_len"]) == (MODEL_NAME, "model", MAX_MODEL_LEN)
     again = client.get(f"/v1/models/{MODEL_NAME}").json()
-    assert card.pop("created") > 0 < again.pop("created")  # each replica has its own
+    assert card.pop("created") > 0 < again.pop("created")  # each replica has its own time
     assert again == card
     missing = client.get("/v1/models/other")
     assert missing.status_code == 404
@@ -111,7 +111,7 @@ def test_request_ids_are_echoed_when_well_formed(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("hostile", ["a b", "x" * 129, "<script>"])
 def test_other_request_ids_are_replaced(server: TestServer, hostile: str) -> None:
-    """Not in a fleet, whose proxy is Ray Serve's."""
+    """Not tested on a fleet, since there Ray Serve's proxy comes first."""
     fresh = server.client.get("/health", headers={"X-Request-Id": hostile}).headers["x-request-id"]
     assert fresh not in (hostile, "")
 

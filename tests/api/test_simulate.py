@@ -124,4 +124,4 @@ def test_the_server_stops_under_a_simulation() -> None:
     with running(EchoBackend(step_s=0.01)) as server:
         server.client.post("/simulate/start", json={"num_users": 4, **EAGER, "max_tokens": 512})
         server.wait_for(lambda s: s["active_rows"] > 0, limit_s=10)
-    # Leaving the block has waited for the end of the server, and asserted it.
+    # On leaving the block, the fixture has waited for the server's end and asserted it.

@@ -41,7 +41,7 @@ def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
 
 
 NUM_PROMPT_TOKENS = len(TOKENIZER.encode(ANSWER))
-USAGE = usage_of(NUM_PROMPT_TOKENS, NUM_PROMPT_TOKENS)  # begin of text goes in, end of text comes out
+USAGE = usage_of(NUM_PROMPT_TOKENS, NUM_PROMPT_TOKENS)  # the prompt includes begin of text, the answer end of text
 
 
 def test_chat_whole(client: httpx.Client) -> None:

@@ -1,4 +1,4 @@
-"""Answers that fit what the client asks for, over HTTP and by the client's own helpers; and what is refused, by name."""
+"""Answers that fit the format that the client asks for, over HTTP and by the client's own helpers; refusals name what they refuse."""
 
 import json
 import threading
@@ -166,7 +166,7 @@ def test_the_grammar_begins_after_the_thought(gemma: TestServer) -> None:
 
 
 def test_bad_words_do_not_come_even_in_thoughts(gemma: TestServer) -> None:
-    """A forbidden token is followed by what this model ends with."""
+    """This model ends its answer where a forbidden token would come."""
     say(gemma, "<|channel>thought\nA wish<channel|>It is bad.")
     for words, thought, text in ((["bad"], "A wish", "It is ba"), (["bad", "wish"], "A wis", ""), ([], "A wish", "It is bad.")):
         message = ask(gemma, bad_words=words)["message"]
@@ -215,7 +215,7 @@ def test_what_cannot_be_enforced_is_refused_by_name(gemma: TestServer, fields: d
 
 
 def test_a_grammar_that_takes_long_to_compile_holds_up_nobody(gemma: TestServer) -> None:
-    """The bombs compile for about a second each, two at a time."""
+    """The bombs take about a second each to compile, two at a time."""
     say(gemma, "fine")
     choice = {"choice": ["fine", "well"]}
     assert ask(gemma, structured_outputs=choice)["message"]["content"] == "fine"

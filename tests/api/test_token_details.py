@@ -21,7 +21,7 @@ def answer(client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, A
 
 
 def streamed(client: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of the first choice."""
+    """The streamed events of the first choice."""
     response = client.post(path, json={**body, "stream": True})
     return [choice for event in parse_sse(response.content) for choice in event["choices"] if choice["index"] == 0]
 

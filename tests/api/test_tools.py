@@ -1,4 +1,4 @@
-"""Tool calls over HTTP: whole and streamed, refused where they cannot be, and back into the prompt with their results."""
+"""Tool calls over HTTP: whole and streamed, refused where they are impossible, and put into the next prompt with their results."""
 
 import json
 from collections.abc import Iterator

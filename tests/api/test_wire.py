@@ -1,4 +1,4 @@
-"""Every byte of a stream, and that a stream says what the whole answer says. `wire.py` holds the checks, for any server."""
+"""Every byte of a stream, and that a stream says what the whole answer says. The checks, for any server, are in `wire.py`."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -51,7 +51,7 @@ def test_choices_of_several_prompts(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_counts_in_every_chunk(client: httpx.Client, path: str) -> None:
-    """As vLLM's: with the usage at the end, and of each choice by itself."""
+    """As in vLLM: they come beside the usage at the end, and count each choice by itself."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = prompt_of(path, "abc") | {"n": 2, "stream": True, "stream_options": options}
     raw = client.post(path, json=body).content

@@ -1,4 +1,4 @@
-"""A tiny model on the compiled operations of this CPU beside the same on the reference."""
+"""A tiny model on the compiled operations of this CPU, and the same model on the reference."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from inference_server.kernels.ops import PLAIN, Epilogue, FusedLinear
 
 
 def compiled_and_reference(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PagedDriver, PagedDriver]:
-    """A model on compiled operations, and on the reference but for the products: torch's own would round to bfloat16."""
+    """A model on compiled operations, and on the reference except for the products, since torch's own would round to bfloat16."""
     compiled = PagedDriver(folder, dtype="bfloat16")
     ops = compiled.backend._model.ops
     if not isinstance(ops, CpuOps):

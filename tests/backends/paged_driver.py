@@ -27,7 +27,7 @@ PROMPTS = [torch.randint(0, 512, (length,), generator=torch.Generator().manual_s
 
 
 class RecordingSampler:
-    """Greedy; keeps what it was given."""
+    """Samples greedily, and keeps what it was given."""
 
     capturable = None
 
@@ -46,7 +46,7 @@ def options(max_batch_size: int = 16, dtype: str = "float32", device: str = "cpu
 
 
 class PagedDriver:
-    """Runs prompts to the end through launch, sample and collect."""
+    """Runs prompts to their end through launch, sample and collect."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class PagedDriver:
         return ScheduledRequest(f"r{slot}", list(prompt), self.params, 0.0, slot=slot, block_tables=tables)
 
     def add(self, plan: StepPlan, request: ScheduledRequest, count: int) -> None:
-        """Schedule the next `count` tokens of the request: drop what left the window, take the blocks that are missing."""
+        """Schedule the next `count` tokens of the request: drop the blocks that left the window, and take those that are missing."""
         start = request.num_computed_tokens
         for g, table in enumerate(request.block_tables):
             window = self.spec.groups[g].window
@@ -135,7 +135,7 @@ class PagedDriver:
                     self.free[g].insert(0, block)
 
     def generate_overlapped(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-        """As `generate`, but each step is launched while the one before it is uncollected: ids come from the device."""
+        """As `generate`, but each step is launched before the one before it is collected, so that ids come from the device."""
         requests = [self.request(prompt, slot) for slot, prompt in enumerate(prompts)]
         in_flight = None
         for _ in range(max_tokens):

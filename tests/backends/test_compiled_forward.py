@@ -1,4 +1,4 @@
-"""Forwards with what torch.compile fuses of them, on a GPU: in graphs and out of them, the bits are those of the forward without."""
+"""Forwards whose functions torch.compile has fused, on a GPU: in graphs and outside, their bits are those of the forward without it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from paged_driver import PROMPTS, PagedDriver
 from tiny_models import COMMON, gemma3, save_tiny
 
 NEW_TOKENS = 12
-FUNCTIONS = {"gemma4-e2b": 2, "gemma3": 1, "qwen3": 0}  # by model, what there is to fuse
+FUNCTIONS = {"gemma4-e2b": 2, "gemma3": 1, "qwen3": 0}  # by model, how many functions there are to fuse
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Captured steps against eager ones, on a GPU; which sizes are captured, anywhere."""
+"""Captured steps against eager ones, on a GPU; and, on any machine, which sizes are captured."""
 
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def test_captured_steps_give_the_tokens_of_eager_ones_and_of_the_reference(folde
 
 @pytest.mark.gpu
 def test_steps_that_few_or_many_rows_sample_from_are_captured_too(folder: Path) -> None:
-    """In the first, 27 rows end their prompts; with chunks prompts end one by one beside rows that decode."""
+    """In the first run, 27 rows end their prompts at once; in the one with chunks, prompts end one by one beside rows that decode."""
     prompts = [[n + 1, *prompt] for n in range(3) for prompt in PROMPTS]
     expected = PagedDriver(folder, num_blocks=600, max_batch_size=32).generate(prompts, NEW_TOKENS)
     for chunk in (1000, 30):

@@ -35,7 +35,7 @@ def test_a_decoded_token_has_the_same_logits_alone_and_in_a_batch(quantization: 
     driver = PagedDriver(folder, block_size=16, num_blocks=200, dtype="bfloat16", quantization=quantization)
     if not isinstance(driver.backend._model.ops, CpuOps):
         pytest.skip("nothing is compiled on this machine")
-    starts = [[2], [651], [818], [1509], [40894], [236776], [5279], [777], [9079]]  # one token, computed as a decoded one is
+    starts = [[2], [651], [818], [1509], [40894], [236776], [5279], [777], [9079]]  # of one token, which is computed as a decoded one is
     tokens = driver.generate(starts, 12)
     together = torch.stack(driver.sampler.logits, dim=1)
     for row in (0, 4, 8):

@@ -1,7 +1,7 @@
 """The embedded Gemma 3 270M in fp32, ours against transformers: greedy tokens and logits, alone and eight at a time.
 
-Transformers reads each finished sequence once; that its argmax after every token is the next one is the same as that it would
-have generated the sequence, and takes one forward instead of sixty-four.
+Transformers reads each finished sequence once. If its argmax after every token is the next token, it would have generated the
+same sequence; this check takes one forward instead of sixty-four.
 """
 
 from pathlib import Path
@@ -43,7 +43,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def prompts(folder: Path) -> list[list[int]]:
-    """Twenty, from a few tokens to beyond the window of 512."""
+    """Twenty prompts, from a few tokens to more than the window of 512."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts = TEXTS + [FILLER * (1 + i * i // 3) + text for i, text in enumerate(TEXTS)]
     return [tokenizer.encode(text).ids for text in texts]
@@ -56,7 +56,7 @@ def driver(folder: Path) -> PagedDriver:
 
 @pytest.fixture(scope="module")
 def batched(driver: PagedDriver, prompts: list[list[int]]) -> tuple[list[list[int]], list[Tensor]]:
-    """Tokens, and logits [NEW_TOKENS, vocab], of every prompt."""
+    """The tokens and the logits [NEW_TOKENS, vocab] of every prompt, all run together."""
     tokens: list[list[int]] = []
     logits: list[Tensor] = []
     for first in range(0, len(prompts), BATCH):
@@ -81,7 +81,7 @@ def test_batched_generation_is_that_of_transformers(
 def test_generation_alone_gives_the_same_tokens(
     driver: PagedDriver, prompts: list[list[int]], batched: tuple[list[list[int]], list[Tensor]]
 ) -> None:
-    """The first of them, which go beyond the end of a block: a step that reads all weights for one row is the dearest there is."""
+    """Only the first tokens, past the end of a block: a step that reads all weights for one row is the dearest kind."""
     for prompt, tokens in zip(prompts, batched[0], strict=True):
         driver.sampler.logits.clear()
         assert driver.generate([prompt], ALONE_TOKENS) == [tokens[:ALONE_TOKENS]]

@@ -1,4 +1,4 @@
-"""The BACKEND setting: which class it names, and what it refuses."""
+"""The BACKEND setting: which class each value chooses, and what is refused."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The fake must be hard to fool: whatever a wrong block, a lost window, a missed copy or a stale id changes is the text."""
+"""The fake must be hard to fool: a wrong block, a lost window, a missed copy or a stale id each change the text."""
 
 import subprocess
 import sys
@@ -26,13 +26,13 @@ def make_backend(**options: int) -> FakeBackend:
 
 
 def make_request(prompt: list[int], *, first_block: int = 10, slot: int = 0) -> ScheduledRequest:
-    """Blocks are handed out by hand: group 0 has two to a slab, group 1 one, and the two never share a slab."""
+    """A request with blocks that are chosen by hand: a slab holds two blocks of group 0 or one of group 1, and the groups share none."""
     tables = [BlockTable(list(range(first_block, first_block + 8))), BlockTable(list(range(first_block + 10, first_block + 18)))]
     return ScheduledRequest("r", list(prompt), SamplingParams(max_tokens=99), arrival_time=0.0, slot=slot, block_tables=tables)
 
 
 def launch(backend: FakeBackend, request: ScheduledRequest, count: int, copies: tuple[BlockCopy, ...] = ()) -> int:
-    """Compute the next `count` tokens and take in the token they give, if any."""
+    """Compute the next `count` tokens, and append the token that follows them, if there is one."""
     start = request.num_computed_tokens
     samples = start + count == request.num_tokens
     request.num_computed_tokens += count
@@ -84,7 +84,7 @@ def test_the_window_group_reads_its_window_and_nothing_older() -> None:
     for null_block in (0, 1):
         backend, request = make_backend(), make_request(PROMPT)
         launch(backend, request, len(PROMPT))
-        # The next token is at 10 and reads from 5 on, which is in block 1.
+        # The next token is at position 10 and reads from position 5 on, which is in block 1.
         request.block_tables[1].block_ids[null_block] = 0
         same = generate(backend, request, 3) == backend.expected_tokens(PROMPT, 3)
         assert same == (null_block == 0)
@@ -109,7 +109,7 @@ def test_a_slab_used_by_both_groups_loses_what_the_first_wrote() -> None:
     backend, request = make_backend(), make_request(PROMPT)
     launch(backend, request, len(PROMPT))
     intruder = make_request([1, 2, 3], first_block=60, slot=1)
-    # Block 5 of group 1 lies in slab 5, the bytes of blocks 10 and 11 of group 0.
+    # Block 5 of group 1 lies in slab 5, on the bytes of blocks 10 and 11 of group 0.
     intruder.block_tables[1].block_ids[0] = 5
     launch(backend, intruder, 3)
     assert generate(backend, request, 4) != backend.expected_tokens(PROMPT, 4)

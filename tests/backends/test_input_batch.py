@@ -1,4 +1,4 @@
-"""The inputs of a step, against what the plan says, and that a slot's tables follow its tenant."""
+"""The inputs of a step are what the plan says, and a slot's block tables are those of the request in it."""
 
 from types import SimpleNamespace
 
@@ -38,7 +38,7 @@ def build(
     num_sampled: int | None = None,
     num_decodes: int = 0,
 ) -> ModelInputs:
-    """The inputs of these rows, at the shape of a captured forward if one is given."""
+    """The inputs of these rows, in the shape of a captured forward if one is given."""
     plan = StepPlan(0, num_decodes=num_decodes)
     for row in rows:
         plan.add(*row)
@@ -83,7 +83,7 @@ def test_padding_rows_compute_one_token_in_the_null_block_where_all_rows_do(batc
 
 
 def test_padding_computes_nothing_beside_longer_rows(batch: InputBatch) -> None:
-    build(batch, (make(list(range(9)), 1, [5, 6, 7], [5, 6, 7]), 0, 9, True))  # leaves numbers behind the next step's
+    build(batch, (make(list(range(9)), 1, [5, 6, 7], [5, 6, 7]), 0, 9, True))  # leaves numbers that the next step does not overwrite
     inputs = build(batch, (make([5, 6, 7], 3, [3], [7]), 0, 3, True), shape=StepShape(8, 4, only_singles=False))
     assert inputs.places.input_ids.tolist() == [5, 6, 7, 0, 0, 0, 0, 0]
     assert inputs.rows.cu_seqlens_q.tolist() == [0, 3, 3, 3, 3]
@@ -151,7 +151,7 @@ def test_tables_grow_and_are_replaced_with_the_tenant(batch: InputBatch) -> None
 
 
 def test_rows_that_decode_go_on_in_their_slots(batch: InputBatch) -> None:
-    """Whoever decodes is asked for nothing: neither its slot while the rows stay the same, nor the id that the device has."""
+    """Of a row that decodes nothing is read: neither its slot while the rows stay the same, nor the id, which the device has."""
     shape, padded = StepShape(3, 3, only_singles=True), [0]
     one, two = make([5, 6, 7], 2, [3, 4], [7, 8]), make([8, 9], 0, [5, 6], [9, 10])
     build(batch, (one, 2, 1, True), (two, 1, 1, True), shape=shape)

@@ -1,4 +1,4 @@
-"""The arena's views: where a block lies, that groups do not overlap between slabs, and that copies take all layers."""
+"""The arena's views: where a block lies, that groups in different slabs do not overlap, and that copies include all layers."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Forwards of the shapes that are captured on CUDA, without capturing them: the same launches on the same memory, in the interpreter."""
+"""Forwards in the shapes that are captured on CUDA, without capture: the same launches on the same memory, in the interpreter."""
 
 from pathlib import Path
 
@@ -20,12 +20,12 @@ FEW = 2
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled where there is a GPU"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # padding tokens attend to nothing and go on with what lay in memory
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # padding tokens attend to nothing and compute with whatever is in memory
 ]
 
 
 class Replays:
-    """Stands for a `CudaGraphPool`: what a captured forward of a shape would run, it runs."""
+    """Stands in for a `CudaGraphPool`: runs what the captured forward of a shape would run."""
 
     def __init__(self, runner: model_runner.ModelRunner) -> None:
         self.shapes: list[StepShape] = []

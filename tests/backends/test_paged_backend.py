@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.0, 2.0)
-    model.model.embed_tokens.weight.data *= 0.05  # else the tied embedding makes every token repeat itself
+    model.model.embed_tokens.weight.data *= 0.05  # otherwise the tied embedding makes every token repeat itself
     path = tmp_path_factory.mktemp("tiny")
     model.save_pretrained(path)
     return path
@@ -105,7 +105,7 @@ def test_compiled_operations_give_the_same_bits_alone_and_batched(folder: Path, 
     alone, together = PagedDriver(folder, dtype="bfloat16"), PagedDriver(folder, seed=1, dtype="bfloat16")
     if not isinstance(alone.backend._model.ops, CpuOps):
         pytest.skip("nothing is compiled on this machine")
-    prompts = [prompt[:1] for prompt in prompts]  # decoded from the start
+    prompts = [prompt[:1] for prompt in prompts]  # so that all is decoding
     for prompt in prompts:
         alone.generate([prompt], NEW_TOKENS)
     together.generate(prompts, NEW_TOKENS)
@@ -120,7 +120,7 @@ def test_compiled_operations_compute_what_the_reference_does(
     for driver in (compiled, plain):
         driver.generate(prompts, 1, chunk=6)
     for ours, expected in zip(compiled.sampler.logits, plain.sampler.logits, strict=True):
-        torch.testing.assert_close(ours, expected, atol=2e-3 * expected.abs().max().item(), rtol=0)  # the cache may round the other way
+        torch.testing.assert_close(ours, expected, atol=2e-3 * expected.abs().max().item(), rtol=0)  # the cache may round otherwise
 
 
 @pytest.mark.parametrize("block_size", [1, 16])

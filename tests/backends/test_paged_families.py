@@ -1,6 +1,6 @@
 """Every family through the paged backend against transformers in fp32: shuffled blocks, a poisoned arena, prefill in chunks.
 
-Their groups differ in heads and head size, layers without KV read another's, and experts see tokens of several rows at once.
+The families differ: groups have different heads and head sizes, layers without KV read another's, experts get tokens of several rows.
 """
 
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_compiled_operations_compute_what_the_reference_does(name: str, tmp_path
         driver.generate(PROMPTS, 1, chunk=6)
     ours, expected = torch.cat(compiled.sampler.logits), torch.cat(plain.sampler.logits)
     errors = (ours - expected).abs().amax(-1) / expected.abs().amax(-1)
-    assert errors.median() < 1e-2  # a cached value that rounds the other way may move a single row by several times that
+    assert errors.median() < 1e-2  # a cached value that rounds the other way may shift a single row by several times that
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""The ranges that the engine opens around its phases are what profilers show."""
+"""Profilers show the ranges that the engine opens around its phases."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Random schedules through the real engine: every request's tokens are those of transformers, whatever happened beside it."""
+"""Random schedules through the real engine: every request gets the tokens of transformers, whatever happens beside it."""
 
 import time
 from pathlib import Path
@@ -29,7 +29,7 @@ PROMPTS += [[*PROMPTS[-1][:48], 9, n] for n in range(4)]  # share a prefix
 
 
 class Rig:
-    """One model on the device; an engine with fresh books for each schedule. num_preempted: over all of them."""
+    """One model on the device, and a new scheduler and engine for each schedule. num_preempted: over all schedules."""
 
     def __init__(self, folder: Path, device: str, num_blocks: int) -> None:
         options = ModelOptions("tiny", None, folder, device=device, dtype="float32", max_batch_size=8, max_batched_tokens=64)
@@ -49,7 +49,7 @@ class Rig:
         return engine
 
     def run(self, random: Random) -> list[ScheduledRequest]:
-        """Some requests that come in over time; some are aborted."""
+        """Run requests that arrive over time, and abort some of them. Returns the requests."""
         engine = self.engine(random.choice(list(PrefillMode)))
         requests = [request(random, n) for n in range(random.randint(8, 16))]
         backlog = list(requests)
@@ -89,7 +89,7 @@ def test_random_schedules_give_the_tokens_of_transformers(name: str, device: str
     assert rig.num_preempted > num_schedules / 2
     assert aborted > num_schedules / 10
     for prompt, output in longest.items():
-        if output:  # it is what transformers generates if each token is the likeliest after those before it
+        if output:  # transformers would generate it if each token is the likeliest after those before it
             with torch.inference_mode():
                 logits = model(torch.tensor([[*prompt, *output[:-1]]])).logits[0, len(prompt) - 1 :]
             assert logits.argmax(-1).tolist() == output

@@ -1,4 +1,4 @@
-"""The choice of tokens by replayed launches and by single operations in turn: both draw with one sampler, and draw the same."""
+"""Tokens chosen by replayed launches and by single operations, in alternation: both use one sampler and draw the same tokens."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ PENALISED = SamplingParams(seed=8, presence_penalty=1.0)
 
 
 class DeviceSampling:
-    """What `TokenSampler` does on CUDA."""
+    """Samples as `TokenSampler` does on CUDA."""
 
     def __init__(self) -> None:
         self.sampler = DeviceTokenSampler(MAX_ROWS, VOCAB, torch.device("cpu"))

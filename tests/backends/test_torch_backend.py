@@ -1,4 +1,4 @@
-"""`TorchBackend` against transformers' own generation on tiny random models: however the work is cut up, the tokens are the same."""
+"""`TorchBackend` against transformers' own generation on tiny random models: the tokens are the same, however the work is cut up."""
 
 from collections.abc import Iterator
 from pathlib import Path

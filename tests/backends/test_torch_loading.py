@@ -1,4 +1,4 @@
-"""What `TorchBackend` says of the models that it loads, and of those that it cannot."""
+"""What `TorchBackend` says of the models that it loads, and of those that it cannot load."""
 
 from pathlib import Path
 

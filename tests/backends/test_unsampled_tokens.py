@@ -1,4 +1,4 @@
-"""What a step leaves out behind the last layer that owns KV: who passes through which layers, and that nothing else changes."""
+"""What a step leaves out after the last layer that owns KV: which tokens pass through which layers, and that nothing else changes."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def unshared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def watch(driver: PagedDriver) -> list[list[int]]:
-    """The tokens that each layer sees, from here on, one list a step."""
+    """From now on, record how many tokens each layer sees: one list for each step."""
     layers, steps = driver.backend._model.model.layers, []
 
     def seen(first: bool, layer: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,7 +66,7 @@ def test_layers_without_kv_see_the_sampled_tokens_alone(folder: Path) -> None:
     one, two, three = (driver.request(PROMPTS[n], slot) for slot, n in enumerate((2, 3, 4)))
     run(driver, (one, 9))
     run(driver, (one, 1), (two, 17), (three, 20))  # the third ends in the middle of its prompt
-    run(driver, (three, 5))  # as this does
+    run(driver, (three, 5))  # and so does this chunk
     run(driver, (one, 1), (two, 1))
     run(driver, (one, 1), (three, 1))  # a chunk of one token: all rows are single, one is not sampled from
     shared = LAYERS - OWN

@@ -73,7 +73,7 @@ def options(**changes: str) -> ModelOptions:
 
 
 class TorchDriver:
-    """A backend with a naive owner of its blocks: shuffled ids, every unowned block but the null one poisoned with NaN."""
+    """A backend with a naive owner of its blocks: ids are shuffled, and every free block but the null one is poisoned with NaN."""
 
     def __init__(self, folder: Path, num_blocks: int = 64) -> None:
         self.backend = TorchBackend(options(), folder, TokenSampler(16))
@@ -84,7 +84,7 @@ class TorchDriver:
         shuffle = torch.Generator().manual_seed(0)
         self.free: list[list[int]] = []
         for g, group in enumerate(spec.groups):
-            # Half of the arena each: the groups are views of the same bytes.
+            # Each group gets an equal share of the arena, since the groups are views of the same bytes.
             share = self.layout.num_slabs // len(spec.groups) * self.layout.blocks_per_slab(g)
             reserved = self.layout.blocks_per_slab(g)
             ids = torch.arange(max(reserved, g * share), (g + 1) * share)
@@ -100,7 +100,7 @@ class TorchDriver:
         return ScheduledRequest(f"r{id(prompt)}", list(prompt), params, 0.0, block_tables=tables)
 
     def forget(self, request: ScheduledRequest) -> None:
-        """Replace what fell out of the window by the null block and poison it."""
+        """Poison the blocks that fell out of the window, and replace them by the null block."""
         for g, group in enumerate(self.layout.groups):
             if group.window is None:
                 continue
@@ -111,7 +111,7 @@ class TorchDriver:
                     self.pool.key(layer)[block] = torch.nan
 
     def run(self, *work: tuple[ScheduledRequest, int], copies: list[BlockCopy] | None = None) -> list[int]:
-        """One step: (request, new tokens) a row; sampled tokens are appended, as the engine would."""
+        """Run one step. work: (request, new tokens) for each row. Sampled tokens are appended, as by the engine."""
         plan = StepPlan(self.steps, block_copies=copies or [])
         self.steps += 1
         for request, num_new in work:

@@ -1,4 +1,4 @@
-"""Bodies and grammars made to break or to stop whoever reads them."""
+"""Bodies and grammars that are made to break or to hang whoever reads them."""
 
 import json
 from collections.abc import Callable

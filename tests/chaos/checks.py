@@ -1,4 +1,4 @@
-"""What is wrong with an answer: its status, its error shape, how often each choice ended, and on the fake model its tokens."""
+"""What is wrong with an answer: its status, its error shape, how often each choice ends, and, on the fake model, its tokens."""
 
 import json
 from collections import Counter
@@ -14,7 +14,7 @@ WINDOWS = [group.window for group in FULL_AND_WINDOW]
 
 
 def problems(path: str, body: Any, answer: Answer, fake: bool) -> Iterator[str]:
-    """Nothing for an answer as it should be. body: what was asked for, None where that makes no sense."""
+    """What is wrong with the answer; nothing if it is as it should be. body: the request's; None if it makes no sense."""
     if answer.status == 500:
         if answer.json()["error"]["code"] != "step_failed":
             yield f"a 500 that was not injected: {answer.body!r}"

@@ -1,4 +1,4 @@
-"""The clients of the chaos test: what each kind of them does to the server. All chance comes from the generator they are given."""
+"""The clients of the chaos test: what each kind does to the server. All chance comes from the generator that they are given."""
 
 import asyncio
 import random
@@ -19,7 +19,9 @@ CLIENT_IDS = ("same-id", "other-id", "x" * 200, "../../etc")
 
 @dataclass
 class Target:
-    """The server under attack, and what came of it. max_prompt: characters that surely fit. stopping: it may refuse connections."""
+    """The server under attack, and the outcome. max_prompt: characters that surely fit. stopping: whether it may refuse connections.
+    counts: answers by path and status. found: what was wrong.
+    """
 
     address: tuple[str, int]
     fake: bool
@@ -34,7 +36,7 @@ class Target:
         self.found += (f"{path}: {problem}" for problem in problems(path, body, answer, self.fake))
 
     async def ask(self, path: str, body: Any, *headers: str, pause_s: float = 0.0, buffer: int | None = None) -> Answer | None:
-        """Send, read all, judge. None where the server, which is stopping, had no answer any more."""
+        """Send a request, read the whole answer and judge it. None if there was no whole answer, which only a stopping server may do."""
         try:
             async with asyncio.timeout(PATIENCE_S), connected(self.address, buffer) as wire:
                 await wire.send(request(path, body, *headers))
@@ -54,7 +56,7 @@ Client = Callable[[Target, random.Random], Awaitable[None]]
 
 
 def any_body(target: Target, rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """A valid request; prompts share beginnings."""
+    """A valid request: its path and body. Prompts share beginnings."""
     path = rng.choice([CHAT, TEXT, TEXT, NATIVE, RESPONSES])
     text = (rng.choice("abcd") * 40 + str(rng.randrange(10**6)) * rng.choice([1, 1, 5, 60]))[: target.max_prompt]
     max_tokens = rng.choice([1, 2, target.max_tokens // 4, target.max_tokens])
@@ -96,7 +98,7 @@ async def leaver(target: Target, rng: random.Random) -> None:
 
 
 async def crowd(target: Target, rng: random.Random) -> None:
-    """Many choices of many prompts, most of which wait, for a client that leaves."""
+    """Asks for many choices of many prompts, most of which have to wait, and leaves."""
     body = {"prompt": [f"{i} {rng.random()}" for i in range(4)], "n": 3, "max_tokens": target.max_tokens, "stream": rng.random() < 0.5}
     async with connected(target.address) as wire:
         await wire.send(request(TEXT, body))
@@ -153,7 +155,7 @@ async def glutton(target: Target, rng: random.Random) -> None:
 
 
 async def bomber(target: Target, rng: random.Random) -> None:
-    """Asks for an answer that fits a grammar made to cost as much as one can."""
+    """Asks for an answer to fit a grammar that is made as costly as possible."""
     grammar = rng.choice(bombs.GRAMMARS)()
     await target.ask(CHAT, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8, "structured_outputs": grammar})
 
@@ -174,7 +176,7 @@ async def hurried(target: Target, rng: random.Random) -> None:
 
 
 async def watcher(target: Target, rng: random.Random) -> None:
-    """Looks at everything that may be looked at; it is alive and says so."""
+    """Reads every page and statistic; the server has to be alive and to say so."""
     path = rng.choice(["/health", "/health", "/metrics", "/scheduler/stats", "/cache/stats", "/dashboard/state", "/requests/same-id", "/"])
     async with asyncio.timeout(PATIENCE_S), connected(target.address) as wire:
         await wire.send(request(path, method="GET"))
@@ -199,7 +201,7 @@ KINDS: dict[Client, int] = {
 
 
 async def storm(target: Target, seed: str, num_clients: int, stop: asyncio.Event) -> None:
-    """Clients of all kinds, `num_clients` at a time, until `stop`."""
+    """Run clients of all kinds, `num_clients` at a time, until `stop` is set."""
 
     async def client(index: int) -> None:
         rng = random.Random(f"{seed} {index}")
@@ -210,7 +212,7 @@ async def storm(target: Target, seed: str, num_clients: int, stop: asyncio.Event
             except Exception as error:
                 if target.stopping and isinstance(error, ConnectionError | CutOffError):
                     return
-                if isinstance(error, ConnectionError):  # of one that did not wait for an answer
+                if isinstance(error, ConnectionError):  # it did not wait for an answer
                     target.counts[f"{kind.__name__}: {type(error).__name__}"] += 1
                 else:
                     target.found.append(f"{kind.__name__}: {error!r}")

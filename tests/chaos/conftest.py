@@ -1,4 +1,4 @@
-"""What the command line says about chaos."""
+"""The options of the command line for the chaos tests."""
 
 import secrets
 

@@ -1,4 +1,4 @@
-"""`FaultyBackend`: a backend whose steps fail now and then."""
+"""`FaultyBackend`: a backend some of whose steps fail."""
 
 import random
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from inference_server.core.plan import StepPlan, StepResult, TokenMasks
 
 @dataclass
 class FaultyBackend:
-    """Another backend, of whose calls a share fails as a step does that runs out of memory."""
+    """Wraps another backend. A share of the calls fails, as a step does that runs out of memory."""
 
     inner: InferenceBackend[Any]
     share: float

@@ -1,4 +1,4 @@
-"""The life of a server under attack: storms of clients, what it holds at rest after each, and its end by signals in the middle of one."""
+"""The life of a server under attack: storms of clients, what it holds at rest after each, and its end by signals during a storm."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ SETTINGS = {
 
 @contextmanager
 def attacked(model: str, seed: str, folder: Path, **settings: str) -> Iterator[tuple[Target, subprocess.Popen[bytes]]]:
-    """A server and its process. What is wrong with its answers, its log or its telemetry fails the test in the end."""
+    """Run a server. Yields it and its process. At the end, whatever is wrong with its answers, log or telemetry fails the test."""
     faults = {"MODEL_NAME": model, "CHAOS_SEED": seed, "CHAOS_FAULTS": FAULTS[model], "TELEMETRY_DIR": str(folder)}
     with started(folder, [str(SERVER)], **SETTINGS, **faults, **settings) as (child, address):
         wait_ready(child, address)
@@ -51,7 +51,7 @@ def attacked(model: str, seed: str, folder: Path, **settings: str) -> Iterator[t
 
 
 async def stormy(target: Target, seed: str, seconds: float, num_clients: int) -> list[State]:
-    """What the server holds at rest, after each of six or more equal parts of the storm."""
+    """Let clients storm. Returns what the server holds at rest after each of six or more equal parts of the storm."""
     await warm_up(target)
     states, rounds = [], max(6, round(seconds / 30))
     for number in range(rounds):
@@ -65,7 +65,7 @@ async def stormy(target: Target, seed: str, seconds: float, num_clients: int) ->
 
 
 async def warm_up(target: Target) -> None:
-    """Memory that a first use takes and nothing gives back is no leak: all of the cache, and every grammar once."""
+    """Use the whole cache, and every grammar once. Memory that a first use takes and nothing gives back is no leak."""
     prompts = [target.ask(NATIVE, {"text": f"{number} " + "word " * 380, "max_tokens": 8}) for number in range(10)]
     await asyncio.gather(*prompts)
     for grammar in bombs.GRAMMARS:
@@ -73,7 +73,7 @@ async def warm_up(target: Target) -> None:
 
 
 async def answers_properly(target: Target) -> None:
-    """A few times, since a step may fail."""
+    """Assert that the server answers properly. It tries a few times, since a step may fail."""
     for _ in range(5):
         path, body = ("/v1/completions", {"prompt": list(b"hello"), "max_tokens": 8}) if target.fake else ("/generate", QUESTION)
         answer = await target.ask(path, body)
@@ -84,7 +84,7 @@ async def answers_properly(target: Target) -> None:
 
 
 async def at_rest(target: Target) -> State:
-    """The server's state once nothing is left of the clients."""
+    """Wait until nothing is left of the clients. Returns the server's state then."""
     end = time.monotonic() + 20
     while True:
         held = await ask_state(target, "/chaos/state")
@@ -104,7 +104,7 @@ async def ask_state(target: Target, path: str) -> dict[str, int]:
 
 
 async def ended_by_signals(target: Target, rng: random.Random, num_clients: int, child: subprocess.Popen[bytes], number: int) -> None:
-    """One signal or two at random moments of a storm. Whoever was let in still gets a proper end, and the process its exit code."""
+    """Send one signal or two at random moments of a storm. Whoever was let in still gets a proper end, and the exit code is right."""
     stop = asyncio.Event()
     clients = asyncio.create_task(storm(target, f"{rng.random()}", num_clients, stop))
     await asyncio.sleep(0.2 + rng.random())
@@ -120,7 +120,7 @@ async def ended_by_signals(target: Target, rng: random.Random, num_clients: int,
 
 
 def unexpected(log: Path) -> list[str]:
-    """Lines of the log that tell of a fault which was not injected."""
+    """Lines of the log about faults that were not injected."""
     lines = log.read_text().splitlines()
     entries = [json.loads(line) if line.startswith("{") else {"level": "error", "message": line} for line in lines]
     faults = [entry for entry in entries if entry["level"] in ("error", "critical") or "exception" in entry]
@@ -128,7 +128,7 @@ def unexpected(log: Path) -> list[str]:
 
 
 def dropped(folder: Path) -> int:
-    """Rows that the telemetry could not write; a second end of a request would be one."""
+    """How many rows the telemetry could not write. If a request ended twice, its second row would be one of them."""
     (path,) = folder.glob("*.sqlite3")
     connection = sqlite3.connect(path)
     try:

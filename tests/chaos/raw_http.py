@@ -1,4 +1,4 @@
-"""An HTTP/1.1 client as impolite as a test wants: it sends any bytes, reads as slowly as it likes, and leaves at any moment."""
+"""An HTTP/1.1 client that can be as impolite as a test wants: it sends any bytes, reads slowly, and leaves at any moment."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ class CutOffError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One whole response. headers: in lower case."""
+    """One whole response. headers: with names in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -38,7 +38,7 @@ class Wire:
         await self._writer.drain()
 
     async def answer(self, pause_s: float = 0.0) -> Answer:
-        """The next response, whole. pause_s: between two pieces of a body, for a slow reader. Raises CutOffError."""
+        """The next whole response. pause_s: wait between two pieces of its body, for a slow reader. Raises CutOffError."""
         try:
             status, headers = await self.head()
             body = [piece async for piece in self._pieces(headers, pause_s)]
@@ -80,7 +80,7 @@ class Wire:
 
 @asynccontextmanager
 async def connected(address: tuple[str, int], buffer: int | None = None) -> AsyncIterator[Wire]:
-    """A connection, closed in the end. buffer: bytes that are received before they are read, for a slow reader."""
+    """Open a connection, and close it at the end. buffer: size of the receive buffer in bytes, small for a slow reader."""
     connection = socket.socket()
     connection.setblocking(False)
     if buffer is not None:
@@ -98,7 +98,7 @@ async def connected(address: tuple[str, int], buffer: int | None = None) -> Asyn
 
 
 def request(path: str, body: Any = None, *headers: str, method: str = "POST") -> bytes:
-    """The bytes of a request. body: bytes as they are, else sent as JSON. headers: whole lines."""
+    """The bytes of a request. body: bytes are sent as they are, anything else as JSON. headers: whole lines."""
     content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     lines = [f"{method} {path} HTTP/1.1", "Host: chaos", "Content-Type: application/json", f"Content-Length: {len(content)}", *headers]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + content

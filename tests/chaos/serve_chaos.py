@@ -1,7 +1,7 @@
-"""A server process for the chaos test: the product's own `main`, whose steps fail at random, with a route that tells what it holds.
+"""A server process for the chaos test: the product's own `main`, with steps that fail at random and a route that says what it holds.
 
 CHAOS_SEED, CHAOS_FAULTS (the share of calls to the backend that fail) and CHAOS_LEAK (bytes that are kept of each request) come from the
-environment. MODEL_NAME=fake is `FakeBackend`.
+environment. MODEL_NAME=fake means `FakeBackend`.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ load_real_model = server.load_model
 
 
 def load(settings: Settings, journal: PrefixJournal | None) -> LoadedModel:
-    if settings.model_name == "fake":  # steps take a while, so that clients can leave in their middle
+    if settings.model_name == "fake":  # steps take a while, so that clients can leave during one
         model = load_fake(settings, FakeBackend(max_model_len=1024, supports_overlap=True, step_time_s=0.002))
     else:
         model = load_real_model(settings, journal)
@@ -62,7 +62,7 @@ def create(settings: Settings) -> FastAPI:
     @app.get("/chaos/state")
     async def state(request: Request) -> dict[str, int]:
         gc.collect()
-        psutil.heap_trim()  # what was freed and is kept by the C library is no leak
+        psutil.heap_trim()  # memory that was freed and that the C library keeps is no leak
         heap = psutil.heap_info()
         return {
             "requests": request.scope["requests"],

@@ -1,4 +1,4 @@
-"""Chaos on the embedded model, in a file of its own so that it storms beside the fake model where two processes share the tests."""
+"""Chaos on the embedded model. It has its own file so that it can run beside the fake model's, if two processes share the tests."""
 
 import asyncio
 import random

@@ -1,6 +1,6 @@
-"""Chaos on `FakeBackend`: clients of every bad kind at once, steps that fail, a signal in the end. Nothing leaks, hangs or answers wrongly.
+"""Chaos on `FakeBackend`: clients of every bad kind at once, steps that fail, a signal at the end. Nothing leaks, hangs or is wrong.
 
-A failure prints the seed, and `--chaos-seed` repeats its choices. Of three minutes in the heavy suite one is here, two are on the embedded
+A failure prints the seed, and `--chaos-seed` repeats its choices. The heavy suite storms for one minute here and for two on the embedded
 model; `make chaos` storms for ten on each.
 """
 

@@ -1,4 +1,4 @@
-"""Signals at random moments of a storm on `FakeBackend`, one or two of them."""
+"""One or two signals at random moments of a storm on `FakeBackend`."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""What the chaos test takes for a leak: growth with the requests, and neither what comes once nor caches that fill."""
+"""What the chaos test counts as a leak: growth with the requests, but neither growth that comes once nor caches that fill."""
 
 import asyncio
 from pathlib import Path
@@ -12,7 +12,7 @@ REQUESTS = (180, 215, 234, 257, 374, 559, 598, 640)
 
 
 def states(**more: tuple[float, ...]) -> list[State]:
-    """A server that grows by a kilobyte a request, as records of the latest requests do, and by `more`, piece by piece."""
+    """States of a server that grows by a kilobyte a request, as records of the latest requests do. more: further growth, by state."""
     found = []
     for index, requests in enumerate(REQUESTS):
         held = {"tasks": 5, "threads": 7, "fds": 19, "heap": 1000 * MB + 1000 * requests, "rss": 1200 * MB + 1000 * requests}

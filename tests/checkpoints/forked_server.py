@@ -1,4 +1,4 @@
-"""The server as a process of its own, forked from one that has imported torch: for tests that start many and watch them give up."""
+"""The server in its own process, forked from one that has imported torch: for tests that start many servers and watch them give up."""
 
 import os
 import runpy

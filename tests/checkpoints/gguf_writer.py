@@ -10,7 +10,7 @@ _ALIGNMENT = 32
 
 
 def write_gguf(path: Path, metadata: dict[str, Any], tensors: dict[str, tuple[tuple[int, ...], int, bytes]]) -> None:
-    """`tensors` maps a name to its shape in torch order, GGML type and raw bytes."""
+    """Write a file. tensors: by name, the shape in torch order, the GGML type and the raw bytes."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     head += b"".join(_string(key) + _typed(value) for key, value in metadata.items())
     body = b""

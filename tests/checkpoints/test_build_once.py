@@ -1,4 +1,4 @@
-"""The folder cache: one builder, no half-written result, whoever is interrupted."""
+"""The folder cache: one process builds, and no result is ever half written, whichever process is interrupted."""
 
 import multiprocessing
 import os

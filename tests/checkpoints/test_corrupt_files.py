@@ -1,4 +1,4 @@
-"""Model files with any damage are read, or refused in one clear line and soon; nothing else comes out of them."""
+"""Model files with any damage are either read, or soon refused in one clear line; nothing else happens."""
 
 import json
 import struct
@@ -33,7 +33,7 @@ fuzzed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthC
 
 
 def damaged(data: bytes, damages: list[Damage], head: int) -> bytes:
-    """Replace some bytes of the first `head` by others, as many or not."""
+    """Replace some of the first `head` bytes by others, of the same number or not."""
     for position, count, new in damages:
         start = position % head
         data = data[:start] + new + data[start + count :]

@@ -1,4 +1,4 @@
-"""The embedded model: its package is checked, converted, and accompanied by its terms."""
+"""The embedded model: its package is checked and converted, and its terms lie beside the result."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from inference_server.checkpoints.safetensors_reader import open_checkpoint
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of two chunks that join to a tiny model; returns the first chunk."""
+    """A package of two chunks that join to a tiny model. Returns the path of the first chunk."""
     write_tiny_gemma(tmp_path / "tiny.gguf")
     data = (tmp_path / "tiny.gguf").read_bytes()
     chunks = [tmp_path / "part0", tmp_path / "part1"]

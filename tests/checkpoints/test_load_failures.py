@@ -1,4 +1,4 @@
-"""Whatever is wrong with a model, the server says so in one clear line and exits with code 1: nothing is half loaded."""
+"""Whatever is wrong with a model, the server says it in one clear line and exits with code 1: nothing is half loaded."""
 
 import json
 import os
@@ -31,7 +31,7 @@ Damage = Callable[[Path], str | None]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Gemma 3 as a GGUF file, and beside it as a folder of two shards."""
+    """A folder with a tiny Gemma 3, as a GGUF file and as a folder of two shards."""
     root = tmp_path_factory.mktemp("whole")
     folder = root / "model"
     folder.mkdir()
@@ -99,7 +99,7 @@ def gguf(spoil: Callable[[bytes], bytes]) -> Damage:
 
 
 def conversion_with_other_bytes(folder: Path) -> str:
-    """The sizes are right, so it is not made anew."""
+    """Change the bytes of a conversion but not its sizes, so that it is not made anew."""
     path = folder.parent / "tiny.gguf"
     load_model(settings(folder, str(path)))
     (converted,) = (folder.parent / "cache").glob("tiny-*[0-9]/model.safetensors")
@@ -199,7 +199,7 @@ def test_the_process_says_the_same_line(folder: Path, kind: str) -> None:
 
 
 class Gate(BaseHTTPRequestHandler):
-    """A hub where every model is gated."""
+    """A hub on which every model is gated."""
 
     def do_GET(self) -> None:
         self.send_response(403)

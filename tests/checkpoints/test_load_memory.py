@@ -1,4 +1,4 @@
-"""Loading streams: what the process holds beyond the model stays far under a shard. Measured by the benchmark, in a fresh process."""
+"""Loading streams: what the process holds beyond the model stays far below a shard. The benchmark measures it, in a fresh process."""
 
 import os
 import subprocess
@@ -24,6 +24,6 @@ def test_the_peak_beyond_the_model_is_far_under_a_shard() -> None:
     found = {line[:36].strip(): float(line[36:].split()[0]) for line in done.stdout.splitlines()}
     assert found["largest shard"] > 100
     assert found["model in host memory"] > 290
-    # The embedding, a third of the model, is a tensor of its own and lies there twice while its layer is made.
+    # The embedding, a third of the model, is one tensor, and is in memory twice while its layer is made.
     assert found["peak beyond process and model"] < 1.2 * found["largest shard"]
     assert found["mapped file pages gained (RssFile)"] < 0.3 * found["largest shard"]

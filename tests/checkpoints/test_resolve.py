@@ -1,4 +1,4 @@
-"""Every kind of model name ends in a folder, or in one clear line."""
+"""Every kind of model name leads to a folder, or to an error in one clear line."""
 
 from pathlib import Path
 from typing import Any

@@ -36,7 +36,7 @@ def vocabulary() -> dict[str, Any]:
 
 
 def write_tiny_gemma(path: Path) -> dict[str, np.ndarray]:
-    """Write the model; return its tensors by GGUF name."""
+    """Write the model. Returns its tensors by GGUF name."""
     rng = np.random.default_rng(0)
     metadata = vocabulary() | {
         "general.architecture": "gemma3",

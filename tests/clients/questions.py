@@ -1,10 +1,10 @@
-"""What the clients ask, and the model of pydantic that some want their answer as."""
+"""What the clients ask, and the pydantic model in which some want the answer."""
 
 from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-SHORT, LONG = 12, 60  # tokens: for an answer with the city's name in it, and for one that fits the model below
+SHORT, LONG = 12, 60  # tokens of an answer that names the city, and of one that fits the model below
 QUESTION = "What is the capital of France?"
 DESCRIBE = f"{QUESTION} Describe it as JSON."
 ANSWER = "Paris"

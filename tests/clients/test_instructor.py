@@ -1,4 +1,4 @@
-"""`instructor`: a model of pydantic by tools and by a schema, sync and async, without a second try."""
+"""`instructor`: a pydantic model by tools and by a schema, sync and async, without a second try."""
 
 import asyncio
 from typing import Any

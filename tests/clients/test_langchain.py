@@ -1,4 +1,4 @@
-"""`langchain-openai`: whole, streamed, in batches, and as a model of pydantic."""
+"""`langchain-openai`: whole, streamed, in batches, and as a pydantic model."""
 
 import pytest
 from questions import ANSWER, DESCRIBE, LONG, QUESTION, SHORT, Place

@@ -1,4 +1,4 @@
-"""`lm-eval` with `local-completions`: its log-likelihoods are those of transformers, and it generates."""
+"""`lm-eval` with `local-completions`: its log-likelihoods are those of transformers, and it can generate."""
 
 import pytest
 from loglikelihoods import ITEMS, Reference

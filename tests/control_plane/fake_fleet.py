@@ -1,4 +1,4 @@
-"""Fleets of fake models for the tests that kill, update and scale them, and what these ask of them."""
+"""Fleets of fake models for the tests that kill, update and scale them, and the requests of these tests."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ async def stats(http: httpx.AsyncClient, prefix: str = "") -> list[dict[str, Any
 
 
 def replica_pids(app: str) -> list[int]:
-    """The processes of an application's replicas, by the name that Ray gives them."""
+    """The process ids of an application's replicas, found by the name that Ray gives the processes."""
     return [
         child.pid
         for child in psutil.Process().children(recursive=True)
@@ -46,7 +46,7 @@ def replica_pids(app: str) -> list[int]:
 
 @dataclass
 class Stream:
-    """How a stream went. events: its data, without [DONE]."""
+    """A stream that has ended. events: its data, without [DONE]."""
 
     status: int
     events: list[dict[str, Any]]
@@ -62,7 +62,7 @@ class Stream:
 
 
 async def stream(http: httpx.AsyncClient, body: dict[str, Any], started: "Counter[str] | None" = None) -> Stream:
-    """started: counts the streams that have a token."""
+    """Read one stream to its end. started: counts the streams that have had a token."""
     lines: list[str] = []
     async with http.stream("POST", "/generate", json={**body, "stream": True}) as answer:
         async for line in answer.aiter_lines():

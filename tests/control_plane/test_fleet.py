@@ -34,7 +34,7 @@ def fleet(ray_cluster: str) -> Iterator[None]:
 
 
 def say(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    """A figure that the run is there to show."""
+    """Print a figure that the run is meant to show."""
     with capsys.disabled():
         sys.stdout.write(f"\n{text}\n")
 
@@ -128,7 +128,7 @@ def test_conversations_keep_what_one_box_would_have_cached(capsys: pytest.Captur
 
 
 def test_three_replicas_do_three_times_the_work(capsys: pytest.CaptureFixture[str]) -> None:
-    """Answers that do not stream: streams through Ray cost processor time that a small machine does not have."""
+    """Answers do not stream here: streams through Ray cost processor time that a small machine does not have."""
     deploy("one", "/one", 1)
 
     async def rate(prefix: str, concurrent: int) -> float:
@@ -182,7 +182,7 @@ def test_a_replica_dies_under_50_streams_and_comes_back(capsys: pytest.CaptureFi
 
             await until(all_started)
             second = [asyncio.create_task(stream(http, {"max_tokens": 20, "text": f"{index:04}" * 20})) for index in range(25, 50)]
-            await asyncio.sleep(0)  # they are on their way
+            await asyncio.sleep(0)  # so that the requests are on their way
             os.kill(replica_pids("fleet")[0], signal.SIGKILL)
             streams = await asyncio.gather(*first, *second)
             assert all(one.status == 200 and one.done for one in streams)

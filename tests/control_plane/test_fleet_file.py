@@ -1,4 +1,4 @@
-"""`deploy/fleet.yaml` is what Ray Serve and KubeRay take: by Serve's own schema, and by building what it names. Opt in with -m fleet."""
+"""Ray Serve and KubeRay accept `deploy/fleet.yaml`: it fits Serve's own schema, and what it names can be built. Opt in with -m fleet."""
 
 from pathlib import Path
 

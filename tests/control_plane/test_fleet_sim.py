@@ -1,4 +1,4 @@
-"""What the routing policy has to show, on simulated replicas: even load under a hot prefix, cache hits, and no request lost."""
+"""What the routing policy has to achieve, on simulated replicas: even load under a hot prefix, cache hits, and no lost request."""
 
 from itertools import count
 
@@ -53,12 +53,12 @@ def test_the_way_to_a_replica_takes_its_time_and_who_finds_it_dead_goes_elsewher
     near, far = (outcome(PrefixPolicy(seed=1), shape, FleetShape(2, COST, front_s=(way,))) for way in (0.0, 0.5))
     assert far.ttft_at(0.5) == pytest.approx(near.ttft_at(0.5) + 0.5, abs=0.05)
     dying = outcome(PrefixPolicy(seed=1), shape, FleetShape(2, COST, fail_every_s=3.0, restart_s=1.0, front_s=(0.5,)))
-    assert dying.requests + dying.broken >= far.requests - 4  # what breaks in the warm-up is counted
+    assert dying.requests + dying.broken >= far.requests - 4  # requests that break in the warm-up are counted too
     assert max(dying.ttft) > 1.0
 
 
 def test_a_replica_takes_the_time_that_its_steps_take() -> None:
-    """Two prompts of 100 tokens, the second's first chunk cached; answers of 3 and 5."""
+    """Two prompts of 100 tokens, of which the second has its first chunk cached, with answers of 3 and 5 tokens."""
     events: list[tuple[float, int, object]] = []
     order = count()
     ends: list[tuple[float, float | None]] = []
@@ -70,8 +70,8 @@ def test_a_replica_takes_the_time_that_its_steps_take() -> None:
         event = min(events)
         events.remove(event)
         event[2](event[0])  # type: ignore[operator]
-    # The first prompt starts alone: 2 s. Then its row is measured alone, and has 8 tokens of the second prompt beside it, as `ChunkBudget`
-    # has it. It ends; the 28 tokens that are left are alone, and so are the last four tokens of that answer.
+    # The first prompt starts alone: 2 s. Then its row is measured, first alone and then beside 8 tokens of the second prompt, as
+    # `ChunkBudget` decides. It ends. The 28 tokens that are left are computed alone, and so are the last four tokens of that answer.
     assert ends[0] == (pytest.approx(2.0 + 1.25 + 1.33), 2.0)
     assert ends[1] == (pytest.approx(4.58 + 1.28 + 4 * 1.25), pytest.approx(4.58 + 1.28))
     assert (replica.hit_tokens, replica.miss_tokens, replica.tokens) == (64, 136, 0)

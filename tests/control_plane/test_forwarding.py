@@ -1,4 +1,4 @@
-"""Replicas that die, as the client sees it: nothing before its first token, one error after it. No Ray: a call is a generator."""
+"""Dying replicas as the client sees them: nothing before its first token, one error after it. Without Ray: a call is a generator."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ Script = Sequence[ResponseHead | bytes | Exception]
 
 
 async def ask(*scripts: Script, path: str = "/generate") -> tuple[ResponseHead, bytes, Forwarder, int]:
-    """The answer when the replicas behave like this, one after the other, and how many of them were asked."""
+    """Ask replicas that behave as `scripts` say, in this order. Returns head, body, forwarder and how many replicas were asked."""
     left = list(scripts)
 
     async def call(request: ForwardedRequest) -> AsyncGenerator[ResponseHead | bytes, None]:

@@ -1,4 +1,4 @@
-"""The index against a plain set of sets, and its bound."""
+"""The index against plain sets, and the bound of its size."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""A replica in this process: its answers, what it reports, what a client that leaves does to it, and fleets of three without Ray."""
+"""A replica in this process: its answers, its reports, the effect of a client that leaves, and fleets of three without Ray."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ async def answer(server: ReplicaServer, request: ForwardedRequest) -> tuple[Resp
 
 
 def test_what_the_router_works_out_is_what_the_replica_reports() -> None:
-    """On every route, and for the answer too: that is what makes the next turn of a conversation find it."""
+    """On every route, and for the answer too: only then does the next turn of a conversation find it."""
 
     async def scenario() -> None:
         async with replica() as server:
@@ -139,7 +139,7 @@ def test_a_request_pickles_without_what_its_router_put_there() -> None:
 
 
 async def converse(servers: Sequence[ReplicaServer], policy: RoutingPolicy, num_sessions: int = 5, num_turns: int = 4) -> float:
-    """The share of prompt tokens that were cached, over conversations that take turns; routed by the real router, reports included."""
+    """Hold conversations that take turns, routed by the real router with reports. Returns the share of prompt tokens that were cached."""
     router = FleetRouter(policy, PrefixIndex(10_000))
     by_name = {f"r{index}": server for index, server in enumerate(servers)}
     router.set_replicas(by_name)

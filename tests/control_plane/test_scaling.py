@@ -1,4 +1,4 @@
-"""How many replicas, by what they report."""
+"""How many replicas there should be, by what they report."""
 
 from types import SimpleNamespace
 
@@ -10,10 +10,10 @@ from control_plane.scaling import ScaleByReports
 @pytest.mark.parametrize(
     ("current", "queue_s", "kv_pressure", "wanted"),
     [
-        (4, 1.0, 0.5, 4),  # at its aim
-        (4, 0.0, 0.25, 2),  # half as full as it may be
+        (4, 1.0, 0.5, 4),  # as full as it should be
+        (4, 0.0, 0.25, 2),  # half as full as it should be
         (4, 1.3, 0.1, 6),  # requests wait, though the pools are empty
-        (4, 60.0, 0.9, 8),  # twice as many at once
+        (4, 60.0, 0.9, 8),  # at most twice as many at once
         (3, 0.0, 0.0, 1),
     ],
 )

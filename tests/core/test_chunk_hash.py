@@ -1,4 +1,4 @@
-"""Names of prefixes: the same for the same tokens, and for nobody without the salt."""
+"""Names of prefixes: the same for the same tokens, and different under another salt."""
 
 from inference_server.core.chunk_hash import ChunkHasher
 

@@ -1,4 +1,4 @@
-"""What options say of themselves: the limits of a step by device."""
+"""What options decide themselves: the limits of a step by device."""
 
 from dataclasses import replace
 

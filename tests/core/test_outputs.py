@@ -1,4 +1,4 @@
-"""Deltas that a slow reader gets as one."""
+"""Several deltas that a slow reader gets as one."""
 
 from inference_server.core.outputs import CallState, OutputDelta, ToolCallDelta
 

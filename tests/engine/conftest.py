@@ -1,4 +1,4 @@
-"""What the engine's tests share."""
+"""Fixtures that the engine's tests share."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A backend whose answers a test writes itself, and what it takes to run an engine on it.
+"""A backend whose answers a test chooses, and all that it takes to run an engine on it.
 
 `EchoBackend` answers with the prompt's own bytes, then end of text, so a test chooses the output by choosing the prompt.
 """
@@ -50,7 +50,7 @@ class VirtualClock:
 
 @dataclass
 class EchoBackend:
-    """`before_launch` may raise or block; `gate` holds every collect until it is set."""
+    """before_launch: called before every launch; may raise or block. gate: every collect waits until it is set."""
 
     spec: ModelSpec = SPEC
     before_launch: Callable[[StepPlan], None] = lambda plan: None
@@ -85,7 +85,7 @@ class EchoBackend:
 
 
 def echo(request: ScheduledRequest, position: int) -> int:
-    """The token at `position`: the prompt again, without begin of text, then end of text, or for who ignores that the prompt for ever."""
+    """The token at `position`: the prompt again without begin of text, then end of text; or the prompt for ever, if that is ignored."""
     answer = request.token_ids[1 : request.num_prompt_tokens]
     index = position - request.num_prompt_tokens
     if index < len(answer):
@@ -94,7 +94,7 @@ def echo(request: ScheduledRequest, position: int) -> int:
 
 
 def scheduler_of(max_batch_size: int = 8, num_blocks: int = 256, **options: object) -> ContinuousBatchScheduler:
-    """The real one, over a pool of `num_blocks` blocks of 4 tokens."""
+    """The real scheduler, over a pool of `num_blocks` blocks of 4 tokens."""
     cache = CacheManager(BlockPool(KVLayout.from_num_blocks(SPEC.groups, 4, num_blocks)))
     return ContinuousBatchScheduler(cache, SchedulerOptions(max_batch_size=max_batch_size, **options))  # type: ignore[arg-type]
 
@@ -127,7 +127,7 @@ def loaded(
 def engine_on(
     model: LoadedModel, clock: VirtualClock | None = None, sink: RecordList | None = None, options: EngineOptions | None = None
 ) -> Engine:
-    """Loaded, and without a thread."""
+    """A loaded engine without a thread."""
     engine = Engine(lambda: model, options or EngineOptions(), [sink] if sink else [], clock or VirtualClock())
     engine.load()
     return engine
@@ -139,7 +139,7 @@ def scheduled(text: str, request_id: str = "r", arrival_time: float = 100.0, **s
 
 
 def run_dry(engine: Engine, max_steps: int = 10_000) -> dict[str, list[OutputDelta]]:
-    """Step without a thread until there is no work; the deltas by request id."""
+    """Step without a thread until there is no work. Returns the deltas by request id."""
     seen: dict[str, list[OutputDelta]] = {}
     for _ in range(max_steps):
         if not engine.has_work:

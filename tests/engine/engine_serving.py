@@ -19,14 +19,14 @@ def asking(text: str, **fields: object) -> GenerationRequest:
 
 
 def held() -> EchoBackend:
-    """Steps are launched, and collected once the gate opens."""
+    """A backend whose steps are launched, and collected only once the gate opens."""
     backend = EchoBackend()
     backend.gate.clear()
     return backend
 
 
 def slow() -> EchoBackend:
-    """A step takes 5 ms, so that a long answer outlives whatever a test does meanwhile."""
+    """A backend whose steps take 5 ms, so that a long answer outlives whatever a test does meanwhile."""
     return EchoBackend(before_collect=lambda plan: sleep(0.005))
 
 
@@ -44,7 +44,7 @@ async def freed(engine: AsyncEngine) -> None:
 async def serving(
     model: LoadedModel | None = None, options: EngineOptions | None = None, sink: RecordList | None = None
 ) -> AsyncIterator[AsyncEngine]:
-    """A started and loaded engine."""
+    """Start an engine. Yields it loaded."""
     model, options = model or loaded(), options or EngineOptions()
     engine = Engine(lambda: model, options, [sink] if sink else [])
     async_engine = AsyncEngine(engine, options, step_limit_s=0.5)

@@ -1,4 +1,4 @@
-"""Requests with penalties, biases and a least length, and the tokens they must get: transformers' logits, changed by plain numbers."""
+"""Requests with penalties, biases and a least length, and the tokens that they must get: from transformers' logits and plain numbers."""
 
 from collections.abc import Iterator
 from random import Random

@@ -36,14 +36,14 @@ def engine_on(backend: Backend, num_blocks: int, sink: RecordList, max_batch_siz
 
 
 class OverlappingBackend(PagedBackend):
-    """The way of CUDA on the CPU: a step is sampled while the tokens of the one before are not on the host."""
+    """Works on the CPU as on CUDA: a step is sampled while the tokens of the one before it are not on the host."""
 
     def load(self) -> ModelSpec:
         return replace(super().load(), supports_overlap=True)
 
 
 class DeviceSampling:
-    """Only what is enqueued on a device, here in Triton's interpreter."""
+    """Samples only by what is enqueued on a device, here in Triton's interpreter."""
 
     capturable = None
 

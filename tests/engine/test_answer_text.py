@@ -1,4 +1,4 @@
-"""What text a run of tokens becomes, and where it ends: characters, stop strings, and what is held back."""
+"""What text a run of tokens becomes, and where it ends: characters, stop strings, and text that is held back."""
 
 import pytest
 from engine_fakes import EOS, TOKENIZER, engine_on, loaded, merged, run_dry, scheduled

@@ -1,4 +1,4 @@
-"""Whatever bytes a model says, the way from tokens to text neither fails nor invents or loses a character."""
+"""Whatever bytes a model says, the way from tokens to text neither fails, nor invents or loses a character."""
 
 from dataclasses import replace
 

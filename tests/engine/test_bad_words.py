@@ -1,4 +1,4 @@
-"""`bad_words`: which spellings are forbidden, and that no answer has them, whatever overlaps."""
+"""`bad_words`: which spellings are forbidden, and that no answer contains them, even if words overlap."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ WORDS = ["c", "ab", "bda"]
 
 
 def allowed(grammar: Any, *token_ids: int) -> set[int]:
-    """What may follow these tokens."""
+    """The tokens that may follow these."""
     state = grammar.start()
     for token_id in token_ids:
         state.advance(token_id, 100)

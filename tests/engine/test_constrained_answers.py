@@ -1,4 +1,4 @@
-"""Answers that must fit a grammar, through the engine: order of the calls, neighbours, preemption, faults, and their ends."""
+"""Answers that must fit a grammar, through the engine: the order of calls, neighbours, preemption, faults, and how answers end."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ from inference_server.core.request import FinishReason, ScheduledRequest
 
 
 class OrderedBackend(FakeBackend):
-    """Checks that every step is sampled once, before the next launch, and with masks after the collect of the step before."""
+    """Checks that every step is sampled once, before the next launch; with masks, only after the step before it was collected."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -74,7 +74,7 @@ def test_a_step_with_masks_is_launched_before_the_step_before_is_collected_and_s
 
 
 class Breaking:
-    """A grammar whose third token fails."""
+    """A grammar that fails at its third token."""
 
     mask: bytes | None = None
     finished = False

@@ -145,7 +145,7 @@ async def test_stop_leaves_a_thread_behind_that_hangs_in_a_step() -> None:
 
 
 class Panic(BaseException):
-    """What a panic in a library written in Rust is in Python."""
+    """What Python gets when a library written in Rust panics."""
 
 
 async def test_a_panic_ends_the_thread_as_any_failure_does() -> None:
@@ -167,7 +167,7 @@ async def test_a_panic_ends_the_thread_as_any_failure_does() -> None:
 
 @asynccontextmanager
 async def held_in_a_step(prompt: str) -> AsyncIterator[tuple[AsyncEngine, RequestStream, VirtualClock, Event]]:
-    """An engine whose thread hangs in its first step until the event is set; the clock is the test's."""
+    """An engine whose thread hangs in its first step until the event is set, on a clock that the test moves."""
     backend, clock, options = held(), VirtualClock(), EngineOptions(request_deadline_s=None, stall_after_s=60.0)
     engine = AsyncEngine(Engine(lambda: loaded(backend), options, clock=clock), options, clock)
     await engine.start()

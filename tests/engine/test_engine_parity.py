@@ -1,4 +1,4 @@
-"""The engine over the real scheduler and `FakeBackend`, whose tokens depend on every block they are computed from."""
+"""The engine over the real scheduler and `FakeBackend`, whose tokens depend on every block that they are computed from."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from inference_server.scheduler.continuous_batching import ContinuousBatchSchedu
 
 
 class FlakyBackend(FakeBackend):
-    """Loses a share of its steps, at launch or when they are collected."""
+    """Fails a share of its steps, at launch or when they are collected."""
 
     def __init__(self, random: Random, failure_rate: float, **options: bool) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ def requests_of(random: Random, number: int) -> list[ScheduledRequest]:
 
 
 def twins(request: ScheduledRequest, number: int) -> list[ScheduledRequest]:
-    """Others with the same prompt."""
+    """Further requests with the same prompt."""
     tokens, sampling, arrival = request.token_ids, request.sampling, request.arrival_time
     return [ScheduledRequest(f"{request.request_id}.{n}", list(tokens), sampling, arrival) for n in range(number)]
 

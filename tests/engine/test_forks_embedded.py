@@ -1,6 +1,6 @@
-"""Choices on the embedded model: what they cost in KV, and that each has the text of a request of its own.
+"""Several choices on the embedded model: what they cost in KV, and that each has the text of a separate request.
 
-In float32: a child computes its last prompt token in a step of its own, and in bfloat16 another shape rounds otherwise.
+It runs in float32: a child computes the last prompt token in a step of its own, and in bfloat16 another shape rounds differently.
 """
 
 import time

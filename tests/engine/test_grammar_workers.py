@@ -1,4 +1,4 @@
-"""Where grammars are compiled, for how long, and which are kept."""
+"""Where grammars are compiled, how long that may take, and which are kept."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 class SlowCompiler:
-    """Says in which threads it compiles, and does so once it may."""
+    """A compiler that says in which threads it compiles, and waits until it may."""
 
     def __init__(self) -> None:
         self.may = threading.Event()

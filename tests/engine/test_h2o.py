@@ -1,4 +1,4 @@
-"""Attention mass from a real forward through the engine to evictions: what it adds up to, and that no text depends on it."""
+"""Attention mass, from a real forward through the engine to evictions: its sum, and that no text depends on it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class RecordingBackend(PagedBackend):
-    """Keeps every mass that it hands up."""
+    """Keeps every mass that it returns."""
 
     def collect(self, step: PagedStep) -> StepResult:
         result = super().collect(step)
@@ -65,12 +65,12 @@ def request_of(name: str, prompt: list[int], max_tokens: int) -> ScheduledReques
 
 def test_each_decode_step_adds_one_for_every_head_and_full_layer(folder: Path) -> None:
     engine, backend, _ = engine_on(folder, "h2o", num_blocks=40)
-    backend._block_mass.values.zero_()  # what the warm-up left in the null block
+    backend._block_mass.values.zero_()  # the warm-up has left mass in the null block
     backend._block_mass._num_steps = 0
     engine.add(request_of("r", list(range(1, 11)), 40))
     run_dry(engine)
     masses = [mass for mass in backend.masses if mass is not None]
-    # The first of the steps is the prompt's, which is no decode.
+    # The first step computes the prompt, so it is no decode.
     assert [step for step, mass in enumerate(backend.masses, 1) if mass is not None] == [COPY_EVERY, 2 * COPY_EVERY]
     a_step = HEADS * FULL_LAYERS
     assert sum(masses[0]) == pytest.approx(a_step * (COPY_EVERY - 1), rel=1e-4)

@@ -1,4 +1,4 @@
-"""From what a front end asks for to a request that can be scheduled."""
+"""From the request of a front end to one that can be scheduled."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The recount of all books when the engine has nothing left to do: off by default, silent when all is well, deadly when not."""
+"""The recount of all books when the engine has nothing left to do: off by default, silent if all is well, else the engine dies."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from inference_server.engine.engine import Engine, EngineState
 
 
 def run_one(*, check: bool, leak: bool) -> tuple[Engine, list[OutputDelta], int]:
-    """One request on an engine that is stopped once it has answered; how often the books were recounted, too."""
+    """Run one request, and stop the engine once it has answered. Returns also how often the books were recounted."""
     scheduler = scheduler_of()
     num_checks, deltas = 0, []
     recount = scheduler.check_integrity

@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_scores(tokens: list[int], start: int, scores: list[TokenLogprobs], number: int) -> None:
-    """scores: of tokens[start:], each with its `number` likeliest."""
+    """Compare with transformers. scores: of tokens[start:], each with its `number` likeliest tokens."""
     with torch.inference_mode():
         logprobs = tiny_model()(torch.tensor([tokens])).logits[0].log_softmax(-1)
     assert [score.token_id for score in scores] == tokens[start:]

@@ -1,4 +1,4 @@
-"""The sizes and defaults that loading decides; the loading itself is the embedded model's test."""
+"""The sizes and defaults that loading decides. The embedded model's tests cover the loading itself."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which deltas a hand-over takes, and what they hold by then."""
+"""Which deltas a hand-over takes, and what they hold at that time."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ STEP_S = MERGE_S / 5
 
 
 def steps(outbox: Outbox, rows: int, number: int) -> Iterator[dict[str, OutputDelta]]:
-    """The hand-overs of so many steps, in each of which every row says the step's number."""
+    """Yield the hand-overs of `number` steps. In each step, every row says the step's number."""
     for step in range(number):
         for row in range(rows):
             outbox.delta(f"r{row}").text += f"{step},"

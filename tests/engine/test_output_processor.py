@@ -1,4 +1,4 @@
-"""Answers of chats between the detokenizer and the stop strings. The echo backend gives back the prompt, so the prompt is the answer."""
+"""Answers of chats between the detokenizer and the stop strings. The echo backend repeats the prompt, so the prompt is the answer."""
 
 from dataclasses import replace
 

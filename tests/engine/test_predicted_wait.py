@@ -1,4 +1,4 @@
-"""A request that would wait beyond its admission deadline is refused at once."""
+"""A request that would have to wait past its admission deadline is refused at once."""
 
 from engine_fakes import EchoBackend, RecordList, VirtualClock, loaded, scheduled, scheduler_of
 
@@ -18,7 +18,7 @@ def test_a_wait_predicted_beyond_the_deadline_is_refused_with_the_estimate() -> 
     engine = Engine(lambda: model, EngineOptions(admission_deadline_s=30.0), [sink], clock)
     engine.load()
     for index in range(40):
-        # 3 prompt tokens, 3 steps: one more prompt token each second.
+        # 3 prompt tokens in 3 steps: one prompt token a second.
         engine.add(scheduled("ab", f"r{index}", arrival_time=clock.now + index * 1e-6))
     while len(sink.requests) < 10:
         engine.step()

@@ -1,4 +1,4 @@
-"""The prefix cache on the embedded model: what it saves a prompt that comes again, and that it changes no text."""
+"""The prefix cache on the embedded model: what it saves when a prompt comes again, and that it changes no text."""
 
 import time
 
@@ -28,7 +28,7 @@ def start_engine(*, enable_prefix_cache: bool) -> Engine:
 
 
 def complete(engine: Engine, token_ids: list[int], max_tokens: int = 24) -> OutputDelta:
-    """The whole answer with its usage, greedy."""
+    """The whole greedy answer, with its usage."""
     engine.add(
         ScheduledRequest(
             f"{time.monotonic_ns()}", list(token_ids), SamplingParams(temperature=0.0, max_tokens=max_tokens), time.monotonic()

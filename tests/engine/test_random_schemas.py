@@ -1,4 +1,4 @@
-"""Hundreds of random JSON schemas: what the engine answers fits them, on a model whose tokens mean nothing."""
+"""Hundreds of random JSON schemas: the engine's answers fit them, on a model whose tokens mean nothing."""
 
 import json
 from collections import Counter
@@ -58,7 +58,7 @@ SCHEMAS = st.recursive(SCALARS, larger, max_leaves=6)
 
 @pytest.fixture(scope="module")
 def outcomes(pytestconfig: pytest.Config) -> Any:
-    """Counts of what became of the schemas, shown whether the tests pass or not."""
+    """Counts the outcomes of the schemas, and shows them whether the tests pass or not."""
     counts: Counter[str] = Counter()
     yield counts
     with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():

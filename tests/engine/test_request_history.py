@@ -1,4 +1,4 @@
-"""The lives of requests as the engine writes them down, on a virtual clock."""
+"""The histories of requests as the engine records them, on a virtual clock."""
 
 import pytest
 from engine_fakes import EchoBackend, RecordList, VirtualClock, loaded, run_dry, scheduled, scheduler_of
@@ -12,7 +12,7 @@ from inference_server.engine.engine import Engine
 
 
 def engine_of(sink: RecordList, overlap: bool = False, **options: int) -> Engine:
-    """Every step lasts one second."""
+    """An engine whose steps last one second each."""
     clock = VirtualClock()
 
     def tick(plan: StepPlan) -> None:
@@ -29,7 +29,7 @@ def engine_of(sink: RecordList, overlap: bool = False, **options: int) -> Engine
 def test_every_chunk_of_a_prompt_is_in_it(overlap: bool) -> None:
     sink = RecordList()
     engine = engine_of(sink, overlap, prefill_chunk_size=16)
-    engine.add(scheduled("x" * 39))  # and the token that begins a text
+    engine.add(scheduled("x" * 39))  # 40 tokens with begin of text
     run_dry(engine)
     (record,) = sink.requests
     chunks = [event for event in record.events if event.kind is EventKind.PREFILL]

@@ -28,7 +28,7 @@ def test_random_schedules_give_the_tokens_of_straight_runs(folder: Path, name: s
     sink, requests = RecordList(), list(requests_of(Random(3), 24))
     if name == "overlapping":
         pytest.importorskip("triton", reason="triton is not installed: its kernels exist on Linux only")
-        # A search for a set takes long in the interpreter.
+        # Searching the set of a top-p takes long in the interpreter.
         requests = [replace(r, sampling=replace(r.sampling, top_p=1.0)) for r in requests[:12]]
     with torch.inference_mode():
         model = tiny_model()

@@ -1,4 +1,4 @@
-"""How long a step may take, by the pace of those before it."""
+"""How long a step may take, by the pace of the steps before it."""
 
 import pytest
 

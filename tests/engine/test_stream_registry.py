@@ -1,4 +1,4 @@
-"""When readers are woken, what they get then, and what goes past them."""
+"""When readers are woken, what they get then, and which deltas bypass them."""
 
 import asyncio
 
@@ -75,14 +75,14 @@ async def test_what_is_diverted_wakes_nobody_and_overtakes_nothing() -> None:
         return room
 
     stream.divert(take)
-    push("a")  # nobody has asked for one
+    push("a")  # the reader has not asked for a delta
     reader = asyncio.create_task(reading())
     await asyncio.sleep(0)
     push("b")
     room = False
     push("c")
     room = True
-    push("d")  # the reader has been given one, and may not have dealt with it
+    push("d")  # the reader has been given a delta, and may not have handled it yet
     await asyncio.sleep(0)
     push("e")
     push("f", FinishReason.STOP)

@@ -1,4 +1,4 @@
-"""The timeline of an engine: the events of a scripted run to the letter, and what the tool for Perfetto makes of long ones."""
+"""The timeline of an engine: the exact events of a scripted run, and what the tool for Perfetto makes of long runs."""
 
 import json
 from collections import Counter
@@ -83,7 +83,7 @@ def test_a_scripted_run_event_by_event(tmp_path: Path) -> None:
 
 
 def run_at_random(folder: Path, overlap: bool) -> None:
-    """More requests than slots, more tokens than blocks, and some that leave early."""
+    """Run more requests than slots, with more tokens than blocks hold; some leave early."""
     engine, timeline = engine_with_timeline(folder, max_batch_size=4, num_blocks=24, overlap=overlap)
     random = Random(0)
     for index in range(40):
@@ -134,7 +134,7 @@ def test_perfetto_gets_a_well_formed_trace_of_all_that_happened(
     assert all(b[0] == e[0] and b[1] < e[1] for b, e in zip(begun, ended, strict=True))
 
 
-WANTED = {  # by the Trace Event format: what an event of each kind must have beside its name and its process
+WANTED = {  # what the Trace Event format requires of each kind of event, beside its name and its process
     "X": {"tid": int, "ts": int, "dur": int},
     "i": {"tid": int, "ts": int, "s": str},
     "C": {"ts": int, "args": dict},
@@ -156,7 +156,7 @@ def assert_valid(event: dict[str, Any]) -> None:
 
 
 def assert_nested(slices: list[dict[str, Any]]) -> None:
-    """Each slice ends within the one that it began in, as a track of Perfetto wants it."""
+    """Assert that each slice ends within the slice in which it began, as a track of Perfetto requires."""
     open_until: list[int] = []
     for one in slices:
         while open_until and open_until[-1] <= one["ts"]:

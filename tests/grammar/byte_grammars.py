@@ -1,4 +1,4 @@
-"""A compiler over bytes, and what a text says about a grammar."""
+"""A grammar compiler over bytes, and whether a text fits a grammar."""
 
 from functools import cache
 
@@ -23,7 +23,7 @@ def allows(state: Constraint, token_id: int) -> bool:
 
 
 def fits(spec: AnswerSpec, text: str) -> bool:
-    """Whether the masks let the text through, and its end after it."""
+    """Whether the masks allow the text, and its end after it."""
     state = compiler().compile(spec).start()
     for token in (*text.encode(), EOS):
         if not allows(state, token):

@@ -1,4 +1,4 @@
-"""What fits a grammar, what a grammar refuses by name, and that nothing it is given takes long."""
+"""What fits a grammar, what the compiler refuses by name, and that no input takes long."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Paged attention problems with poisoned free blocks, for the reference and for every kernel that is checked against it."""
+"""Paged attention problems with poisoned free blocks, for the reference and for the kernels that are checked against it."""
 
 import math
 
@@ -9,9 +9,9 @@ from inference_server.kernels.reference import paged_attention, write_kv
 
 
 class Case:
-    """Rows laid into shuffled blocks of an arena of three layers, whose other slots are NaN: (query length, total length) each.
+    """Rows of (query length, total length) in shuffled blocks of an arena of three layers, whose other slots are NaN.
 
-    Entries of a block table before the window, and behind the row's last block, point at free blocks.
+    Entries of a block table before the window, and after the row's last block, point at free blocks.
     """
 
     def __init__(

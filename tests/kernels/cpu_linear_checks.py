@@ -1,4 +1,4 @@
-"""What both compiled linear layers of a CPU promise: a row's bits depend neither on the rest of the batch nor on the number of threads."""
+"""What both compiled linear layers for CPUs promise: a row's bits depend neither on the rest of the batch nor on the number of threads."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from inference_server.kernels.ops import Linear
 
 
 def this_machines(wanted: VectorUnit) -> VectorUnit:
-    """The unit, or a skipped test where some of its instructions are missing."""
+    """The unit; skips the test if this machine lacks some of its instructions."""
     widest = vector_unit(cpu_features()) if can_compile() else None
     if widest is None or widest.lanes < wanted.lanes or (wanted.dot and not widest.dot) or (wanted.tiles and not widest.tiles):
         pytest.skip("not on this machine")
@@ -17,7 +17,7 @@ def this_machines(wanted: VectorUnit) -> VectorUnit:
 
 
 def check_rows_do_not_depend_on_their_batch(linear: Linear, x: torch.Tensor) -> None:
-    """x: [rows, K], each number of whose rows is tried, from either end."""
+    """Compare the rows of `x` [rows, K] in batches of every size, taken from either end."""
     alone = torch.cat([linear(row[None]) for row in x])
     for m in range(1, len(x) + 1):
         assert torch.equal(linear(x[:m]), alone[:m])

@@ -1,4 +1,4 @@
-"""The mass of blocks by Triton against the reference: small shapes in the interpreter, the models' own shapes on a GPU."""
+"""The attention mass of blocks by Triton against the reference: small shapes in the interpreter, the models' own shapes on a GPU."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def masses(case: Case, num_single: int, slots: Tensor | None = None, num_padding: int = 0) -> tuple[Tensor, Tensor]:
-    """By Triton and by the reference, of two calls. num_padding: rows without tokens behind the others, known on the device alone."""
+    """The masses of two calls, by Triton and by the reference. num_padding: rows without tokens after the others; only the device knows."""
     counts, lengths = case.cu_seqlens_q, case.seq_lens
     starts, totals = counts.tolist(), lengths.tolist()
     exact = StepRows(starts, totals, counts, lengths, num_single, slots)

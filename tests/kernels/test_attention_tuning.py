@@ -1,4 +1,4 @@
-"""How the keys of decode rows are dealt to programs, and that every shape has a launch."""
+"""How the keys of decode rows are divided among programs, and that every shape has a launch."""
 
 import pytest
 import torch
@@ -12,13 +12,13 @@ LAUNCH = DecodeLaunch(block_n=32, num_warps=4, num_stages=2, programs=132, min_k
     "num_heads_of_rows, max_keys, splits",
     [
         (1, 1, (1, 64)),  # nothing to split
-        (1, 512, (8, 64)),  # a window: as many as are worth a program
+        (1, 512, (8, 64)),  # a window: as many parts as are worth a program
         (1, 131_072, (MAX_SPLITS, 64)),
         (32, 512, (5, 64)),  # enough to fill the card
-        (32, 8192, (8, 64)),  # long rows: more parts, since their ends even out
+        (32, 8192, (8, 64)),  # long rows: more parts, so that programs end together
         (256, 512, (1, 1024)),  # the rows fill the card
         (128, 8192, (8, 64)),
-        (256, 131_072, (4, 1024)),  # no more parts than there should be programs
+        (256, 131_072, (4, 1024)),  # no more programs than there should be
         (10_000, 131_072, (1, 1024)),
     ],
 )

@@ -1,4 +1,4 @@
-"""The int8 linear layer: bit for bit what its arithmetic says, on every kind of vector unit, in any batch and on any number of threads."""
+"""The int8 linear layer: exactly the bits of its arithmetic, on every kind of vector unit, in any batch, on any number of threads."""
 
 from functools import cache
 
@@ -41,7 +41,7 @@ def layer(weight: QuantizedWeight, unit: VectorUnit) -> Int8Linear:
 
 
 def exact(x: Tensor, weight: QuantizedWeight) -> Tensor:
-    """The same arithmetic in PyTorch: integer sums of a group in float64, which holds them; group by group in float32."""
+    """The same arithmetic in PyTorch: sums within a group in float64, which holds these integers exactly; over the groups in float32."""
     padding = (0, -x.shape[1] % GROUP)
     x, values = functional.pad(x, padding), functional.pad(weight.values, padding).double()
     quantized, scales = quantize_groups(x, GROUP)

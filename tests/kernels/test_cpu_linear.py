@@ -1,4 +1,4 @@
-"""bfloat16 linear layers: exact to float32 rounding, the same bits for any batch, and a choice that falls back to torch."""
+"""bfloat16 linear layers: exact up to float32 rounding, the same bits in any batch, and a choice that falls back to torch."""
 
 from functools import cache
 
@@ -24,7 +24,7 @@ def linears(unit: VectorUnit) -> CpuLinears:
 
 @pytest.fixture(params=[VectorUnit(8, False), VectorUnit(16, False), VectorUnit(16, False, tiles=True)], ids=str)
 def unit(request: pytest.FixtureRequest) -> VectorUnit:
-    """Every width of register that this machine has, and its matrix unit."""
+    """Every width of vector register that this machine has, and its matrix unit."""
     return this_machines(request.param)
 
 

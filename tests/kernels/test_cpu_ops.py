@@ -1,4 +1,4 @@
-"""The compiled CPU operations against the reference: values, edges of blocks and windows, and the same bits whatever runs beside."""
+"""The compiled CPU operations against the reference: values, edges of blocks and windows, and the same bits whatever runs beside them."""
 
 import itertools
 import math
@@ -30,14 +30,14 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def step_rows(rows: list[tuple[int, int]]) -> StepRows:
-    """Of (new tokens, total tokens), those of one new token first."""
+    """Rows of (new tokens, total tokens), those with one new token first."""
     starts, lengths = [0, *itertools.accumulate(n for n, _ in rows)], [total for _, total in rows]
     on_device = torch.tensor(starts, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32)
     return StepRows(starts, lengths, *on_device, num_single=sum(n == 1 for n, _ in rows))
 
 
 class Cache:
-    """Rows of (new tokens, total tokens) in shuffled blocks of a layer; every slot that is not theirs is NaN."""
+    """Rows of (new tokens, total tokens) in shuffled blocks of a layer; all other slots are NaN."""
 
     def __init__(self, rows: list[tuple[int, int]], kv_heads: int, head_dim: int, block_size: int, window: int | None = None) -> None:
         needed = [math.ceil(total / block_size) for _, total in rows]
@@ -57,7 +57,7 @@ class Cache:
         self.rows = step_rows(rows)
 
     def attend(self, ops: CpuOps, q: Tensor) -> tuple[Tensor, Tensor]:
-        """By the compiled kernel and by the reference."""
+        """The attention outputs of the compiled kernel and of the reference."""
         step = (self.tables, self.rows, self.window, self.block_size)
         return ops.bind_attention(*step)(q, self.key, self.value, 0.3), reference.bind_attention(*step)(q, self.key, self.value, 0.3)
 

@@ -1,4 +1,4 @@
-"""Routing and experts against the reference, at every number of rows that is handled in its own way."""
+"""Routing and experts against the reference, with numbers of rows that cover every way of handling them."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_padding_that_is_not_a_number_is_routed_somewhere() -> None:
 
 @pytest.mark.parametrize("scan", [8, 2048])
 def test_pairs_are_sorted_into_blocks_of_one_expert(scan: int) -> None:
-    """By one program an expert, and by one for each expert and scan of the pairs."""
+    """With one program for each expert, and with one for each expert and part of the pairs."""
     torch.manual_seed(0)
     num_experts, size = 6, 4
     expert_ids = torch.stack([torch.randperm(5)[:2] for _ in range(13)]).int().to(DEVICE)  # nobody chooses the last expert
@@ -82,7 +82,7 @@ def test_many_rows(tokens: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_a_token_does_not_depend_on_the_others(tokens: int) -> None:
-    """Twice the same bits, and what a neighbour brings, NaN included, stays with it."""
+    """Two runs give the same bits, and what a neighbour has, even NaN, stays with the neighbour."""
     torch.manual_seed(0)
     layer = TritonExperts(weights(6 * 32, 24).view(6, 32, 24), weights(6 * 24, 16).view(6, 24, 16), Activation.SILU)
     x, (expert_ids, shares) = randn(tokens, 24), reference.route(randn(tokens, 6), 2, normalize=True)

@@ -1,4 +1,4 @@
-"""Rows fetched from the host's memory against torch's embedding."""
+"""Rows that are fetched from the host's memory, against torch's embedding."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Small-batch linear layers and the way they are chosen, against the plain reference."""
+"""Small-batch linear layers against the plain reference, and how their kernels are chosen."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The greedy choice made beside the last product, without its logits: the highest feature of each row, equal ones as argmax takes them."""
+"""The greedy choice made in the last product, without its logits: the highest feature of each row, among equals the one of argmax."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def test_the_highest_feature(rows: int, epilogue: Epilogue, monkeypatch: pytest.
         tall = LaunchConfig(rows=256, block_k=32, num_warps=4)  # few programs: the interpreter runs one after the other
         monkeypatch.setattr(TritonLinear, "_tuning", lambda *_: tall)
     x, weight = randn(rows, 32), weights(4100, 32)
-    weight[4099], weight[7] = weight[4000], weight[4000]  # the highest of no row or of all, equal to another
+    weight[4099], weight[7] = weight[4000], weight[4000]  # equal features, which are the highest of all rows or of none
     layer = TritonLinear(weight, epilogue, FP32)
     assert layer.highest(x).equal(exact_linear(x, weight, epilogue).argmax(-1))
     quantized = quantize_weight(weight)
@@ -32,7 +32,7 @@ def test_the_highest_feature(rows: int, epilogue: Epilogue, monkeypatch: pytest.
 @pytest.mark.parametrize("config", [CONFIG, IN_TURNS, LaunchConfig(16, 16, 4, 2, tokens=16)])
 @pytest.mark.parametrize("rows, n, dtype", [(2, 6, FP32), (16, 33, torch.float16), (37, 100, FP32)])
 def test_the_highest_of_a_few_rows_is_that_of_their_product(rows: int, n: int, dtype: torch.dtype, config: LaunchConfig) -> None:
-    """Of small whole numbers, so that many are equal, within tiles and across; of capped and rounded ones, and of int8 weights."""
+    """On small whole numbers, so that many are equal, within tiles and across them; on capped and rounded ones; and with int8 weights."""
     torch.manual_seed(n)
     x, weight = randn(rows, 48).round(), randn(n, 48).round()
     scales = torch.rand(n, device=x.device).round() + 0.5
@@ -57,7 +57,7 @@ def test_rows_without_a_number_choose_from_the_vocabulary_all_the_same() -> None
 @pytest.mark.parametrize("rows", [2, 16, 32, 64])
 @pytest.mark.parametrize("config", [LaunchConfig(64, 128, 4, 4, programs=264), LaunchConfig(32, 128, 4, 4), LaunchConfig(16, 256, 2, 4)])
 def test_the_highest_of_a_real_vocabulary(rows: int, config: LaunchConfig) -> None:
-    """Of 262,144 features and of a number that fills no tile; every value is there several times, tiles apart."""
+    """With 262,144 features, and with a number that fills no tile; every value occurs several times, in tiles far apart."""
     torch.manual_seed(0)
     x, weight, epilogue = randn(rows, 1536, dtype=BF16), weights(262144, 1536, BF16), Epilogue(softcap=30.0, out_dtype=FP32)
     weight[100_000:200_000] = weight[:100_000]

@@ -1,4 +1,4 @@
-"""Linear layers with int8 weights: small batches by our kernels, one row in fixed point, many by the library."""
+"""Linear layers with int8 weights: few rows by our kernels, one row in fixed point, many rows by the library."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from inference_server.kernels.quantize import quantize_weight
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("rows", [1, 3, 17])
 def test_an_int8_weight(rows: int, epilogue: Epilogue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By our kernels or, of many rows, by the library on a widened copy; the norm goes along for one row."""
+    """By our kernels or, for many rows, by the library on a widened copy. For one row, the kernel includes the norm."""
     torch.manual_seed(0)
     monkeypatch.setattr(linear, "MAX_FEW_ROWS", 16)
     n, k = 24, 48
@@ -38,7 +38,7 @@ def test_an_int8_weight(rows: int, epilogue: Epilogue, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("num_warps", [2, 4])
 def test_every_int8_weight_is_widened_exactly(num_warps: int) -> None:
-    """Each row of x picks one feature; on a card two and four warps widen in different layouts."""
+    """Each row of x selects one feature. On a GPU, two and four warps widen in different layouts."""
     dtype = BF16 if ON_GPU else FP32
     x = torch.eye(256, dtype=dtype, device=DEVICE)
     weight = torch.stack([torch.arange(256, device=DEVICE).roll(n) - 128 for n in range(64)]).to(torch.int8)
@@ -60,7 +60,7 @@ def test_an_int8_product_that_was_not_measured_is_shared_out() -> None:
 @pytest.mark.parametrize("k", [96, 130])
 @pytest.mark.parametrize("outlier", [1.0, 300.0])
 def test_int8_weights_meet_one_row_in_fixed_point_finer_than_bfloat16(k: int, outlier: float) -> None:
-    """Of a row whose largest number the weights ignore; one whose length is not a number of words is multiplied as it is."""
+    """The row's largest number meets weights of zero. A row whose length is not a multiple of a word is multiplied as it is."""
     torch.manual_seed(0)
     x, quantized = randn(1, k, dtype=BF16), quantize_weight(weights(24, k))
     x[0, 5], quantized.values[:, 5] = outlier, 0

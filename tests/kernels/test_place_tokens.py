@@ -1,4 +1,4 @@
-"""What every token of a step needs: the kernel against the reference, with padding rows and padding tokens."""
+"""The ids, positions and slots of a step's tokens: the kernel against the reference, with padding rows and padding tokens."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ SLOTS, WIDTH, BLOCK = 9, 80, 16
 
 
 def places(num_tokens: int) -> TokenPlaces:
-    """Poisoned, so that what is not written shows."""
+    """Outputs that are poisoned, so that what is not written shows."""
     sizes = (num_tokens,), (num_tokens,), (2, num_tokens)
     return TokenPlaces(*(torch.full(size, -7, dtype=torch.int64, device=DEVICE) for size in sizes))
 

@@ -1,4 +1,4 @@
-"""Quantising to int8: the error bound, zeros, the slices of large matrices, and the linear layer that multiplies what is stored."""
+"""Quantising to int8: the error bound, zeros, the slices of large matrices, and the linear layer that multiplies by the stored values."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The reference operations against their definitions, written out key by key in float64."""
+"""The reference operations against their definitions, which are written out key by key in float64."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ HEAD_DIM = 8
 
 
 def naive_attention(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
-    """q [n, Hq, D] are the last n of the tokens whose keys, values are [S, Hkv, D]."""
+    """Causal attention by definition. q [n, Hq, D]: of the last n tokens. keys, values [S, Hkv, D]: of all tokens."""
     n, heads, _ = q.shape
     total, kv_heads = keys.shape[:2]
     out = torch.zeros(q.shape, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The threshold search against the set that a sort finds: every draw is the sampler's own, also of rows with too many candidates."""
+"""The threshold search against the set that a sort finds: draws are the sampler's own, even in rows with too many candidates."""
 
 from math import log
 
@@ -51,7 +51,7 @@ def drawn(logits: Tensor, cases: list[SamplingParams], position: int, capacity: 
 
 
 def expected(logits: Tensor, cases: list[SamplingParams], position: int) -> list[int]:
-    """By a sort, but for real vocabularies, where that takes minutes and the search by bisection, itself tested against it, does not."""
+    """The draws by a sort. In a real vocabulary that would take minutes, so there by bisection, which is tested against the sort."""
     tokens = []
     for row, params in enumerate(cases):
         if params.greedy:
@@ -108,7 +108,7 @@ def test_equal_logits_keep_the_lower_ids() -> None:
     assert len(seen) > 1
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, about what is no number, in the interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about NaN, in the interpreter
 def test_a_row_without_any_number_still_gets_a_token() -> None:
     logits = torch.full((2, 5000), -torch.inf, device=DEVICE)
     logits[1] = torch.nan

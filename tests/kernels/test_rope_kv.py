@@ -1,4 +1,4 @@
-"""Rotary angles; norms, rotation and KV write in one launch, into strided views of a poisoned arena. Against the reference."""
+"""Against the reference: rotary angles; norms, rotation and KV write in one launch, into strided views of a poisoned arena."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ BLOCK = 4
 
 
 def cache_slots(slots: torch.Tensor, kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVSlots:
-    """Layer 1 of a group of three, as `KVTensors` cuts it out of the arena; what nobody wrote is NaN."""
+    """Slots in layer 1 of a group of three, as `KVTensors` cuts it out of the arena. What has not been written is NaN."""
     blocks = int(slots.max()) // BLOCK + 2
     arena = torch.full((blocks, 3, 2, BLOCK, kv_heads, head_dim), torch.nan, dtype=dtype, device=DEVICE)
     return KVSlots(arena[:, 1, 0], arena[:, 1, 1], slots)
@@ -20,7 +20,7 @@ def cache_slots(slots: torch.Tensor, kv_heads: int, head_dim: int, dtype: torch.
 
 def check(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, norm_v: bool, values_are_keys: bool = False) -> None:
     parts = heads + kv_heads * (1 if values_are_keys else 2)
-    qkv = randn(tokens, parts * head_dim + 8, dtype=dtype)[:, : parts * head_dim]  # rows at a stride of their own
+    qkv = randn(tokens, parts * head_dim + 8, dtype=dtype)[:, : parts * head_dim]  # rows with a stride that is not their length
     angle = randn(tokens, head_dim // 2)
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     weight = torch.stack([norm_weight(head_dim) for _ in range(heads + kv_heads * (2 if norm_v else 1))])

@@ -20,7 +20,7 @@ MIXED = [(1, 1), (1, 17), (1, 70), (5, 5), (3, 39), (22, 22)]
 
 
 def run(case: Case, decode: DecodeLaunch | None = None, prefill: PrefillLaunch | None = None) -> Tensor:
-    """Both kernels over all rows, each of which leaves the other's alone."""
+    """Run both kernels over all rows. Each leaves the other's rows alone."""
     out = torch.full_like(case.q, float("nan"))
     step = (case.q, case.key, case.value, out, case.block_tables, case.cu_seqlens_q, case.seq_lens)
     longest = max(total for _, total in case.rows) + 100
@@ -52,7 +52,7 @@ def test_block_tile_and_window_edges(total: int, window: int | None) -> None:
 
 
 def test_a_narrow_cache_and_default_launches() -> None:
-    case = Case(MIXED, 8, 2, 20, head_dim=32, block_size=16, dtype=torch.float16, device=DEVICE)  # bf16 is beyond the interpreter
+    case = Case(MIXED, 8, 2, 20, head_dim=32, block_size=16, dtype=torch.float16, device=DEVICE)  # the interpreter cannot do bf16
     check(case, run(case))
 
 
@@ -67,7 +67,7 @@ def test_a_step_launches_what_its_rows_need() -> None:
 
 
 def test_a_fixed_grid_serves_padding_rows_and_longer_bounds() -> None:
-    """What a captured launch needs: more rows and tokens than there are, and the lengths only on the device."""
+    """What a captured launch needs: a grid for more rows and tokens than there are, and lengths that only the device knows."""
     case = Case([(1, 33), (7, 20), (1, 5)], 4, 1, None, head_dim=16, device=DEVICE)
     wanted, tokens = case.reference(), len(case.q)
     case.q = torch.cat((case.q, case.q[:5]))

@@ -1,6 +1,6 @@
-"""Where the Triton kernels are tested: on the GPU where there is one, else in Triton's interpreter (see conftest.py).
+"""Where the Triton kernels are tested: on the GPU if there is one, else in Triton's interpreter (see conftest.py).
 
-The interpreter multiplies bfloat16 matrices wrongly and truncates where a GPU rounds, so that there bfloat16 is tested loosely, and not
+The interpreter multiplies bfloat16 matrices wrongly, and truncates where a GPU rounds. So in it bfloat16 is tested loosely, and not
 through matrix products.
 """
 
@@ -32,7 +32,7 @@ def norm_weight(size: int) -> Tensor:
 
 
 def exact_linear(x: Tensor, weight: Tensor, epilogue: Epilogue = PLAIN, factor: Tensor | None = None) -> Tensor:
-    """By the reference in float32, rounded once."""
+    """The reference's result in float32, rounded once."""
     layer = reference.linear(weight.float(), epilogue)
     return layer(x.float(), None if factor is None else factor.float()).to(epilogue.out_dtype or x.dtype)
 
@@ -43,7 +43,7 @@ def exact_after(stream: Tensor | None, update: Tensor, norm: AddNorm, weight: Te
 
 
 def assert_near(got: Tensor, expected: Tensor) -> None:
-    """By the norm of the difference: a fp32 sum in another order, or one or two roundings of bfloat16. NaN never passes."""
+    """Compare by the norm of the difference, which allows an fp32 sum in another order, or one or two roundings of bfloat16. NaN fails."""
     assert got.shape == expected.shape and got.dtype == expected.dtype
     error = ((got.double() - expected.double()).norm() / expected.double().norm()).item()
     assert error <= (1e-5 if got.dtype is torch.float32 else 1e-2 if ON_GPU else 3e-2)

@@ -1,4 +1,4 @@
-"""What the tests of small-batch linear layers share: epilogues, and launches of small tiles."""
+"""What the tests of small-batch linear layers share: epilogues, and launches with small tiles."""
 
 import torch
 

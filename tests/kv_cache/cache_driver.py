@@ -1,4 +1,4 @@
-"""A cache manager for tests, which runs requests as a scheduler would."""
+"""A cache manager for tests that runs requests as a scheduler would."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ WINDOW_8 = (LayerGroup((0, 1), 1, 1, 1), LayerGroup((2, 3, 4), 1, 1, 1, window=8
 
 
 class Cache(CacheManager):
-    """One block a step, the books checked after each."""
+    """Computes one block a step, and checks the books after each step."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Cache(CacheManager):
         return request
 
     def compute(self, request: ScheduledRequest, num_tokens: int | None = None) -> bool:
-        """Up to so many tokens, collected; False if the memory ends before."""
+        """Compute and collect the first `num_tokens` tokens of the request. False if memory runs out before that."""
         end = len(request.token_ids) if num_tokens is None else num_tokens
         while request.num_computed_tokens < end:
             target = min(end, (request.num_computed_tokens // BLOCK + 1) * BLOCK)
@@ -60,14 +60,14 @@ class Cache(CacheManager):
         self.check_integrity(self.running)
 
     def run(self, token_ids: Sequence[int], salt: str = "") -> int:
-        """The tokens that were cached."""
+        """Run a request to its end. Returns how many of its tokens were cached."""
         request = self.start(token_ids, salt)
         assert self.compute(request)
         self.end(request)
         return request.num_cached_tokens
 
     def cached(self, token_ids: Sequence[int], salt: str = "") -> int:
-        """What a request of these tokens would find, nothing else changed but the times of use."""
+        """How many cached tokens a request of these tokens would find. Changes nothing but the times of last use."""
         request = self.start(token_ids, salt)
         self.end(request)
         return request.num_cached_tokens

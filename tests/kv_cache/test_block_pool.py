@@ -24,7 +24,7 @@ def slabs_of(pool: BlockPool, group: int, blocks: list[int]) -> set[int]:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Every block taken is live once, fits exactly when the arithmetic of slabs says so, and is free after its last release."""
+    """Every taken block is live once. Blocks fit exactly if the arithmetic of slabs says so, and are free after their last release."""
 
     @initialize(groups=st.sampled_from([ONE_GROUP, ONE_TO_TWO, TWO_TO_THREE]), num_slabs=st.integers(2, 8))
     def start(self, groups: tuple[LayerGroup, ...], num_slabs: int) -> None:

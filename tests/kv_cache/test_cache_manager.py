@@ -1,4 +1,4 @@
-"""Block tables: cover at the block edges, windows at theirs, and the bounds that admission relies on."""
+"""Block tables: what they cover at the edges of blocks and of windows, and the bounds that admission relies on."""
 
 import pytest
 from hypothesis import given, settings
@@ -51,7 +51,7 @@ def test_a_block_falls_out_with_the_last_token_that_can_read_it(window: int) -> 
         request.num_computed_tokens = computed
         cache.drop_out_of_window(request)
         full, windowed = (table.block_ids for table in request.block_tables)
-        # The next token is at `computed` and reads `window` tokens, itself included.
+        # The next token is at position `computed` and reads `window` tokens, itself included.
         oldest_read = max(0, computed - window + 1)
         assert all(full)
         assert [block != 0 for block in windowed] == [(i + 1) * BLOCK > oldest_read for i in range(6)]

@@ -1,4 +1,4 @@
-"""What goes first when memory runs out: the eviction policies by example."""
+"""What is evicted first when memory runs out: the policies by example."""
 
 import pytest
 from cache_driver import BLOCK, WINDOW_8, Cache, prompt
@@ -38,7 +38,7 @@ def test_sink_lru_spares_the_start_of_the_oldest_prompt(policy: EvictionPolicy, 
     cache.run(prompt(200, 16))
     cache.prefix.evict()
     cache.prefix.evict()
-    # LRU takes both blocks of the older prompt; SinkLRU the two of the newer one that are no sinks.
+    # LRU evicts both blocks of the older prompt, SinkLRU the two of the newer one that are no sinks.
     assert (cache.cached(prompt(0, 9)), cache.cached(prompt(200, 17))) == ((0, 16) if survivor else (8, 8))
 
 
@@ -55,7 +55,7 @@ def first_id(node: PrefixNode) -> int:
 
 
 def masses(cache: Cache, by_depth: dict[tuple[int, int], float]) -> list[float]:
-    """By block: that of the nodes whose first token and depth are named."""
+    """The mass of each block. by_depth: that of the nodes with this first token and depth; all others have none."""
     mass = [0.0] * cache.pool.layout.num_blocks(0)
     for node in cache.prefix._nodes():
         mass[node.block] = by_depth.get((first_id(node.path()[0]), node.depth), 0.0)
@@ -67,7 +67,7 @@ def test_h2o_spares_the_branch_that_was_attended_to(policy: EvictionPolicy, left
     cache = Cache(policy=policy)
     cache.run(prompt(0, 8))
     cache.run(prompt(200, 16))
-    # The older prompt's hitter is not its leaf, and outweighs all of the newer one.
+    # The older prompt's heavy hitter is not its leaf, and has more mass than all of the newer prompt.
     cache.prefix.observe_mass(masses(cache, {(0, 1): 5.0, (200, 1): 1.0, (200, 4): 2.0}))
     for _ in range(2):
         cache.prefix.evict()

@@ -1,4 +1,4 @@
-"""What can be reused, and from where: the prefix cache by example, through the cache manager's books."""
+"""What can be reused, and from where on: the prefix cache by example, through the cache manager."""
 
 import random
 
@@ -165,7 +165,7 @@ def test_hits_misses_and_evictions_are_counted() -> None:
 
 
 def test_blocks_that_left_the_window_are_spare_and_the_first_to_go() -> None:
-    # Slabs of three full or two window blocks; a sequence of 10 blocks needs 2 of its window blocks to be resumed.
+    # A slab holds three full or two window blocks. A sequence of 10 blocks needs 2 of its window blocks to be resumed.
     cache = Cache(WINDOW_8, num_slabs=11)
     request = cache.start(prompt(0, 40))
     assert cache.compute(request)
@@ -185,7 +185,7 @@ def test_a_sequence_that_parts_resumes_at_an_earlier_boundary() -> None:
     while cache.prefix._windows.spare:
         cache.prefix.evict()
     cache.check_integrity([])
-    # Where the two part is a boundary; the middle of the first is none any more.
+    # The place where the two part is a boundary, from which a third resumes; nothing resumes from the middle of the first any more.
     assert cache.cached(system + prompt(300, 24)) == 16
     assert cache.cached(system + prompt(100, 12) + prompt(300, 9)) == 16
     assert cache.cached(system + prompt(100, 25)) == 40
@@ -210,7 +210,7 @@ def test_a_chat_that_drops_what_was_generated_resumes_before_it() -> None:
         cache.end(chat)
         while cache.prefix._windows.spare:
             cache.prefix.evict()
-        # Behind the latest prompt, and behind an earlier one only while its answer is there for a fork.
+        # A fork resumes after the latest prompt, and after an earlier one only while its answer is cached.
         assert cache.cached(prompt(0, 20 * turn) + prompt(500, 20)) == 20 * turn - BLOCK
         assert [node.depth for node in cache.prefix._nodes() if node.is_prompt_end] == [5 * turn - 1]
 

@@ -1,4 +1,4 @@
-"""What a router hears of a prefix cache: after any history, exactly the chunks that are in the tree, by the names it works out itself."""
+"""What a router hears of a prefix cache: after any history, exactly the chunks in the tree, by the names that it works out itself."""
 
 import random
 
@@ -15,7 +15,7 @@ HASHER = ChunkHasher(b"salt", chunk_tokens=2 * BLOCK)
 
 
 def heard(journal: PrefixJournal) -> set[int]:
-    """What is cached by the journal, every change in its order."""
+    """What is cached according to the journal, with all its changes applied in order."""
     cached: set[int] = set()
     for change in journal.latest()[1]:
         (cached.add if change > 0 else cached.remove)(abs(change))

@@ -1,4 +1,4 @@
-"""Puts the HTTP tests' server on the path."""
+"""Puts the HTTP tests' server on the import path."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A fleet's exposition at `/fleet/metrics` without a fleet: figures that grow from scrape to scrape, rendered as the ingress does."""
+"""A fleet's exposition at `/fleet/metrics` without a fleet: figures that grow with every scrape, rendered as the ingress renders them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ REPLICAS = ("a", "b", "c")
 
 
 class FleetStats:
-    """What `/fleet/stats` would answer, each time with more."""
+    """What `/fleet/stats` would answer; its figures grow each time."""
 
     def __init__(self) -> None:
         self._scrapes = 0
@@ -25,7 +25,7 @@ class FleetStats:
 
 @contextmanager
 def serving_fleet_metrics() -> Iterator[str]:
-    """Its address."""
+    """Serve the exposition. Yields its address."""
     stats = FleetStats()
 
     class Handler(BaseHTTPRequestHandler):

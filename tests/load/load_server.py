@@ -1,4 +1,4 @@
-"""The HTTP tests' server on `FakeBackend`, with the real scheduler and prefix cache: what the load tools are tried on."""
+"""The HTTP tests' server on `FakeBackend`, with the real scheduler and prefix cache, to try the load tools."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

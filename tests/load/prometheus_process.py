@@ -1,4 +1,4 @@
-"""A real Prometheus for a test: the project's own configuration but for its target and intervals, in a folder of its own."""
+"""A real Prometheus for tests: the project's own configuration except for targets and intervals, in a folder of its own."""
 
 import socket
 import subprocess
@@ -21,7 +21,7 @@ class Prometheus:
     client: httpx.Client
 
     def api(self, path: str, **params: str) -> dict[str, Any]:
-        """`data` of a successful answer; what Prometheus says of a bad expression fails the test."""
+        """The `data` of the answer. An error, as for a bad expression, fails the test."""
         answer = self.client.get(f"/api/v1/{path}", params=params).json()
         assert answer["status"] == "success", (params, answer)
         return answer["data"]
@@ -31,7 +31,7 @@ class Prometheus:
 
 
 def eventually(condition: Callable[[], Found], limit_s: float = 30.0) -> Found:
-    """What `condition` returns as soon as it is true; Prometheus scrapes and evaluates in its own time."""
+    """The first true value that `condition` returns; it is asked again and again, since Prometheus works in its own time."""
     end = time.monotonic() + limit_s
     while not (found := condition()):
         assert time.monotonic() < end, condition
@@ -41,7 +41,7 @@ def eventually(condition: Callable[[], Found], limit_s: float = 30.0) -> Found:
 
 @contextmanager
 def scraping(binary: str, monitoring: Path, url: str, fleet_url: str, metrics_key: str, folder: Path) -> Iterator[Prometheus]:
-    """Prometheus with the configuration and rules of `monitoring`, which scrapes a server and a fleet every second, by their key."""
+    """Run Prometheus with the configuration and rules of `monitoring`. It scrapes a server and a fleet every second, with the key."""
     config = yaml.safe_load((monitoring / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(monitoring / name) for name in config["rule_files"]]

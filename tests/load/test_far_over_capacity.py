@@ -1,4 +1,4 @@
-"""Far above capacity: refusals are cheap and soon, and those who were let in are served as if nobody else had come."""
+"""Far above capacity: refusals are cheap and quick, and those who are let in are served as if nobody else had come."""
 
 import asyncio
 import time
@@ -39,7 +39,7 @@ def test_250_requests_a_second() -> None:
 
 
 def test_a_refusal_costs_half_a_millisecond_of_the_event_loop() -> None:
-    """Its body is never looked at: one that is no JSON is refused just the same."""
+    """The body is never looked at: one that is no JSON is refused in the same way."""
     backend = EchoBackend()
     with running(backend, max_batch_size=1, max_queue_size=1, max_batched_tokens=64) as server, ThreadPoolExecutor(1) as pool:
         backend.gate.clear()  # a step that does not end: nothing but refusals runs on the loop

@@ -76,7 +76,7 @@ STAND_IN = {
 
 @pytest.fixture
 def vllm_python(tmp_path: Path) -> str:
-    """A Python that has a stand-in for vllm, and one for this project's server."""
+    """A Python that has stand-ins for vLLM and for this project's server."""
     for name, text in STAND_IN.items():
         path = tmp_path / "site" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ SIZES = ("--load-format", "dummy", "--max-model-len", "64", "--turns", "1", "--r
 
 
 def run(monkeypatch: pytest.MonkeyPatch, folder: Path, vllm_python: str, *arguments: str) -> list[dict[str, Any]]:
-    """What a run with these arguments writes."""
+    """Run the comparison with these arguments. Returns the results that it writes."""
     out = folder / "out"
     monkeypatch.setattr(sys, "argv", ["head_to_head", str(folder), "--vllm-python", vllm_python, *SIZES, "--out", str(out), *arguments])
     head_to_head.main()
@@ -119,7 +119,7 @@ def test_batches_through_both_engines(vllm_python: str, folder: Path, monkeypatc
 def test_clients_of_both_servers(
     vllm_python: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The stand-in's Python serves as this project's too: what its server takes to start is another test's matter."""
+    """The stand-in's Python also plays this project's server: another test starts the real one."""
     monkeypatch.setattr(sys, "executable", vllm_python)
     rows = run(monkeypatch, folder, vllm_python, "--levels", "http", "--vllm-args=--seed 0", "--batches", "1x4x8", "2x4x8")
     assert [row["label"] for row in rows] == ["1 rows, 4 in, 8 out", "2 rows, 4 in, 8 out"]

@@ -27,7 +27,7 @@ END = chunk(b"")
 
 
 async def ask(pieces: Sequence[bytes | Callable[[], Awaitable[None]]], timeout_s: float = 5.0, close: bool = True) -> Answer:
-    """The answer when a server writes the pieces one after the other, and awaits what is no bytes."""
+    """The answer from a server that writes the pieces one after the other; a piece that is not bytes is called and awaited."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""The load generator: its arrivals and sessions, its figures, its search for the capacity, and its agreement with the server's own."""
+"""The load generator: arrivals, sessions, figures, the search for the capacity, and agreement with the server's own figures."""
 
 import asyncio
 import json
@@ -148,7 +148,7 @@ def test_refusals_are_counted_apart() -> None:
 
 @pytest.mark.alone
 def test_the_server_s_own_histograms_agree() -> None:
-    """Medians fall into the same bucket or its neighbour: what the client sees is later by what lies between."""
+    """Medians fall into the same bucket or a neighbour: the client sees everything later, by the time on the way."""
     with serving(step_time_s=0.06) as server:
         run = asyncio.run(closed_loop(target(server), SHORT, clients=4, warmup_s=0.0, duration_s=3.0))
         families = {f.name: f for f in text_string_to_metric_families(server.client.get("/metrics").text)}

@@ -1,4 +1,4 @@
-"""The Locust file against a real server: its users are run by a stand-in for Locust, which is no dependency."""
+"""The Locust file against a real server. A stand-in for Locust runs its users, since Locust is no dependency."""
 
 import sys
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[2] / "scripts" / "load"
 
 @dataclass
 class Response:
-    """The part of Locust's that the file uses."""
+    """The part of Locust's response that the file uses."""
 
     inner: httpx.Response
     failures: list[str] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """The Grafana dashboard and the alert rules: every expression runs on a real Prometheus that scraped a loaded server and a fleet.
 
-Marked `monitoring` where Prometheus is needed: Debian's package `prometheus` brings it and promtool. Grafana itself is not run.
+Tests that need Prometheus are marked `monitoring`: Debian's package `prometheus` has it and promtool. Grafana itself is not run.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ METRIC = re.compile(r"\binference_server_\w+")
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """It has scraped a server before, during and after eight seconds of more load than that server's queue holds."""
+    """A Prometheus that has scraped a server before, during and after eight seconds of more load than the server's queue holds."""
     binary = shutil.which("prometheus")
     if binary is None:
         pytest.skip("no prometheus on the path; Debian has it as the package prometheus")

@@ -1,4 +1,4 @@
-"""How long a server takes over its refusals, from the reading of a request's last bytes to the writing of the answer's first."""
+"""How long a server takes to refuse: from reading the last bytes of a request to writing the first of the answer."""
 
 import time
 from asyncio import Transport
@@ -8,7 +8,7 @@ from inference_server.api.http_protocol import HttpProtocol
 
 
 class WatchedTransport:
-    """Tells its protocol what goes out."""
+    """Tells its protocol what is written."""
 
     def __init__(self, transport: Transport, protocol: Any) -> None:
         self._transport = transport
@@ -23,7 +23,7 @@ class WatchedTransport:
 
 
 def timing() -> tuple[type[HttpProtocol], list[float]]:
-    """A protocol, and the seconds that each 429 of its connections took."""
+    """A protocol class, and a list to which it adds the seconds of each 429 on its connections."""
     refusals: list[float] = []
 
     class TimedProtocol(HttpProtocol):

@@ -37,7 +37,7 @@ class DictSource:
 
 
 class PlainKV:
-    """Each layer's keys and values as a tensor of its own, poisoned until written."""
+    """Holds each layer's keys and values in a tensor of its own, poisoned until written."""
 
     def __init__(self, groups: tuple[LayerGroup, ...], num_blocks: int, device: torch.device) -> None:
         self.groups = {layer: g for g, group in enumerate(groups) for layer in group.layers}
@@ -59,7 +59,7 @@ def weights_of(reference: nn.Module) -> Weights:
 
 
 def logits_of(model: Any, ids: Tensor, attention: Callable[[int | None, Tensor], Attention] | None = None) -> Tensor:
-    """All logits of one sequence in one prefill. attention: from window and block table to what computes it; the reference if None."""
+    """All logits of one sequence, from one prefill. attention: from window and block table to the attention; None: the reference's."""
     config: ModelConfig = model.config
     groups, count, device = config.layer_groups(itemsize=4), len(ids), ids.device
     num_blocks = -(-count // BLOCK)

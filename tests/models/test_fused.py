@@ -1,4 +1,4 @@
-"""What models hand to `Ops.fused`: a compiler can follow it to its end, is asked twice, and changes nothing."""
+"""The functions that models give to `Ops.fused`: a compiler can follow each to its end, is asked twice for it, and changes no result."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +22,7 @@ def forgets_what_was_compiled() -> Iterator[None]:
 
 
 class Compiler:
-    """A backend of torch.compile that counts what it is given, and runs it as it is."""
+    """A backend of torch.compile that counts the graphs that it is given, and runs them as they are."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -35,7 +35,7 @@ def tiny(**changes: Any) -> Gemma3ForCausalLM:
     torch.manual_seed(7)
     reference = Gemma3ForCausalLM(Gemma3TextConfig(**{**SIZES, **changes})).eval()
     for name, parameter in reference.named_parameters():
-        if "norm" in name:  # they start at zero, which hides a norm that is left out or scaled wrongly
+        if "norm" in name:  # they start at zero, which would hide a norm that is left out or scaled wrongly
             torch.nn.init.uniform_(parameter, -0.5, 0.5)
     return reference
 

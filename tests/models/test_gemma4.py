@@ -1,4 +1,4 @@
-"""Gemma 4 against transformers on tiny random models in fp32: logits, to the last bit in one case; and what its config says."""
+"""Gemma 4 against transformers on tiny random models in fp32: logits, in one case to the last bit; and how its config is read."""
 
 import json
 from collections.abc import Callable
@@ -84,7 +84,7 @@ class EagerAttention:
 
 
 class Unfused(Weights):
-    """Every matrix a multiplication of its own; their outputs are joined afterwards."""
+    """Weights that make every matrix a multiplication of its own, and join the outputs afterwards."""
 
     def linear(self, in_features: int, epilogue: Epilogue = PLAIN, /, **out_features: int) -> FusedLinear:
         layers = [StockLinear(self.take(f"{name}.weight", size, in_features)) for name, size in out_features.items()]

@@ -1,4 +1,4 @@
-"""Every family with int8 linear layers computes what the same family does with the numbers that these weights stand for."""
+"""Every family with int8 linear layers computes what it would compute with the numbers that the int8 weights stand for."""
 
 import json
 

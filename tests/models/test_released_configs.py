@@ -1,4 +1,4 @@
-"""The released sizes, built without memory: their parameters are as many as transformers counts."""
+"""The released sizes, built without memory: they have as many parameters as transformers counts."""
 
 import importlib.util
 from pathlib import Path

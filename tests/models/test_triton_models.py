@@ -1,4 +1,4 @@
-"""Whole models on the operations of CUDA: in the interpreter in fp32, where the reference gives the same to 1e-4; on a GPU in bfloat16."""
+"""Whole models on the CUDA operations: in fp32 in the interpreter, where they equal the reference to 1e-4; in bfloat16 on a GPU."""
 
 import json
 
@@ -39,7 +39,7 @@ def load(hf: PreTrainedModel, device: torch.device, dtype: torch.dtype, ops: Ops
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled where there is a GPU")
 @pytest.mark.parametrize("name, tuned", [("gemma4-e2b", False), ("gemma4-e2b", True), ("gemma4-26b-a4b", False), ("qwen3-moe", True)])
 def test_the_reference_gives_the_same(name: str, tuned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tuned for every shape, each product runs on our kernels, with what surrounds it; else several rows go to the library."""
+    """If every shape is tuned, each product runs on our kernels with what surrounds it; else products of several rows go to the library."""
     monkeypatch.setattr(linear, "tuning", lambda *arguments: CONFIG if tuned else tuning(*arguments))
     hf = SHORT_MODELS[name]()
     fused, plain = load(hf, CPU, torch.float32, TritonOps(torch.float32)), load(hf, CPU, torch.float32, reference)
@@ -68,7 +68,7 @@ def test_bfloat16_on_a_gpu_is_as_close_as_the_reference(name: str, count: int) -
     exact = logits_of(load(hf, CPU, torch.float32, reference), ids)
 
     def error(ops: Ops) -> float:
-        """Of the median token: in another one's place a rounding may have chosen another expert."""
+        """The error of the median token, since at a single token a rounding may have chosen another expert."""
         logits = logits_of(load(hf, CUDA, torch.bfloat16, ops), ids.cuda()).cpu()
         return ((logits - exact).norm(dim=1) / exact.norm(dim=1)).median().item()
 

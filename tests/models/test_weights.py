@@ -1,4 +1,4 @@
-"""Weights: what a checkpoint becomes, and that an unused tensor stops the load and says its name."""
+"""Weights: what becomes of a checkpoint, and that an unused tensor stops the load with its name."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""One JSON object a line, with the traceback inside it."""
+"""Logs are one JSON object a line, with the traceback inside it."""
 
 import json
 import logging

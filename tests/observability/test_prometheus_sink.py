@@ -104,7 +104,7 @@ def test_two_sinks_do_not_share_a_registry() -> None:
 
 def test_phases_of_a_request() -> None:
     sink = PrometheusSink("m")
-    # Arrived at 100, admitted at 101, first token at 103, last of five at 107, its end written at 107.5.
+    # It arrived at 100 and was admitted at 101; its first token came at 103, the last of five at 107, and its end was recorded at 107.5.
     record = RequestRecord("r", RequestOrigin(), FinishReason.STOP, None, 10, 4, 5, 0, 100.0, 101.0, 103.0, 107.5, last_token_time=107.0)
     sink.on_request(record)
     sums = {name: value(sink, f"request_{name}_seconds_sum") for name in ("queue_time", "prefill_time", "decode_time")}

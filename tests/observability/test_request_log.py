@@ -1,4 +1,4 @@
-"""The ring of ended requests: bounded, newest first, found by either id."""
+"""The ring of ended requests: bounded, newest first, searched by either id."""
 
 from inference_server.core.records import RequestRecord
 from inference_server.core.request import FinishReason, RequestOrigin

@@ -1,4 +1,4 @@
-"""The sinks that options ask for: what cannot be had is refused by the setting's name, and what is lost is counted."""
+"""The sinks that options ask for: one that cannot be had is refused with the setting's name, and lost records are counted."""
 
 import sys
 import time

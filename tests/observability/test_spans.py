@@ -1,4 +1,4 @@
-"""Spans of requests, read back from what a collector was sent."""
+"""Spans of requests, read back from what was sent to a collector."""
 
 import logging
 import socket
@@ -121,7 +121,7 @@ def test_a_client_that_does_not_sample_gets_no_spans(collector: Collector) -> No
 
 def test_a_dead_collector_costs_spans_and_nobody_s_time() -> None:
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and never listens
+        nobody.bind(("127.0.0.1", 0))  # but never listens
         exporter = exporting(f"http://127.0.0.1:{nobody.getsockname()[1]}", max_queued=50)
         started = time.monotonic()
         for _ in range(20_000):
@@ -129,7 +129,7 @@ def test_a_dead_collector_costs_spans_and_nobody_s_time() -> None:
         assert time.monotonic() - started < 2, "the queue held the engine up"
         exporter.close()
         assert time.monotonic() - started < 8
-        exporter._thread.join()  # it says what it lost before it ends
+        exporter._thread.join()  # before it ends, it logs what it has lost
     assert exporter.dropped.total >= 20_000 - 50
 
 

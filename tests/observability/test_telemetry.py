@@ -1,4 +1,4 @@
-"""The file of requests: what a row says, that nobody waits for it, and that drops are counted."""
+"""The file of requests: what a row says, that nobody waits for the writing, and that dropped rows are counted."""
 
 import sqlite3
 import time
@@ -115,7 +115,7 @@ def test_a_writer_that_hangs_costs_rows_and_never_the_engine_s_time(tmp_path: Pa
 def test_rows_that_cannot_be_written_are_counted_and_the_next_are_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     telemetry, writer = started(tmp_path)
     writer.on_request(ENDED)
-    writer.on_request(ENDED)  # the same primary key: the batch fails as a full disk would make it fail
+    writer.on_request(ENDED)  # the same primary key, so that the batch fails as on a full disk
     deadline = time.monotonic() + 5
     while not caplog.records:
         assert time.monotonic() < deadline

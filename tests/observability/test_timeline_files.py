@@ -1,4 +1,4 @@
-"""The files of the timeline: rotation, what a full queue or a lost folder costs, and that nobody waits for either."""
+"""The files of the timeline: rotation, what is lost with a full queue or a lost folder, and that nobody waits for either."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def write_in_batches(timeline: Timeline, num_batches: int) -> None:
-    """As the writer does, without its pauses."""
+    """Write as the writer's thread does, but without its pauses."""
     for first in range(1, 10 * num_batches, 10):
         timeline.write([step(number) for number in range(first, first + 10)], Dropped())
 

@@ -1,4 +1,4 @@
-"""Values as models write them, to strict JSON; the standard library's parser is the reference."""
+"""Values as models write them, converted to strict JSON. The standard library's parser is the reference."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ VALUES = st.recursive(
 
 
 def converted(text: str, quote: str | None = None) -> str:
-    """The object at the start of `text`, which has one character more."""
+    """The object at the start of `text`, after which one more character follows."""
     pieces: list[str] = []
     rule = RelaxedJson(pieces.append, quote).object(text[0])
     next(rule)

@@ -1,4 +1,4 @@
-"""Requests that ask for any mixture of biases, penalties and allowed tokens, in a small vocabulary."""
+"""Random requests with any mixture of biases, penalties and allowed tokens, in a small vocabulary."""
 
 from random import Random
 

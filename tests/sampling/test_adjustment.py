@@ -1,4 +1,4 @@
-"""Masks, biases and penalties of a row against a definition in plain numbers, one token of the vocabulary at a time."""
+"""Masks, biases and penalties of a row against their definition in plain numbers, one token of the vocabulary at a time."""
 
 from random import Random
 

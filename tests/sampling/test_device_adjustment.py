@@ -1,4 +1,4 @@
-"""The state on the device gives the logits of the stateless definition, while the newest token of each row is not on the host yet."""
+"""The state on the device gives the logits of the stateless definition, even while the newest token of a row is not on the host."""
 
 from random import Random
 
@@ -20,7 +20,7 @@ SLOTS = 5
 
 
 class OverlappedRows:
-    """Requests in slots, whose sampled tokens come to the host one step late; they leave, return and are replaced at random."""
+    """Requests in slots whose sampled tokens come to the host one step late. They leave, return and are replaced at random."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -47,7 +47,7 @@ class OverlappedRows:
         self.late.update(zip(slots, sampled, strict=True))
 
     def shake(self) -> None:
-        """A preemption, or a new tenant; only a row whose tokens are all on the host may lose its slot."""
+        """Preempt a row, or give its slot to a new request. Only a row whose tokens are all on the host may lose its slot."""
         for slot in range(SLOTS):
             if slot in self.late:
                 continue

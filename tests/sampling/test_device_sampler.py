@@ -1,4 +1,4 @@
-"""The batched sampler draws the tokens of the one for the CPU, whatever the mixture of rows, slots and steps."""
+"""The batched sampler draws the same tokens as the CPU's, for any mixture of rows, slots and steps."""
 
 from dataclasses import replace
 from random import Random

@@ -1,4 +1,4 @@
-"""What a row draws: the right distribution, the same for the same key, and nothing to do with its neighbours."""
+"""What a row draws: from the right distribution, the same token for the same key, whatever its neighbours are."""
 
 import dataclasses
 

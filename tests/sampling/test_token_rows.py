@@ -1,4 +1,4 @@
-"""The rows that a step samples, and when they are known to be those of the step before."""
+"""The rows that a step samples, and when they are recognised as those of the step before."""
 
 from inference_server.core.plan import StepPlan
 from inference_server.core.request import ScheduledRequest
@@ -14,6 +14,6 @@ def test_rows_that_go_on_decoding_keep_the_list_of_their_slots() -> None:
     assert (second.slots, second.positions) == ([3, 1], [3, 3])
     alone = SamplingRows.of(StepPlan(3, [two], [3], [1], [True], num_decodes=1), [0], second)
     assert alone.slots == [1]
-    two.slot = 0  # it was preempted, and computes its last token again among the same rows
+    two.slot = 0  # it was preempted, and now computes its last token again among the same rows
     back = SamplingRows.of(StepPlan(4, [one, two], [3, 3], [1, 1], [True, True], num_decodes=1), [0, 1], second)
     assert back.slots == [3, 0]

@@ -1,4 +1,4 @@
-"""Adjustment, draw and scores in one call: the host's way and the device's give the same tokens."""
+"""Adjustment, draw and scores in one call: host and device give the same tokens."""
 
 from random import Random
 

@@ -1,7 +1,7 @@
 """Random schedules by seed: a scheduler on a tiny pool, and clients that add, abort and stop at any moment.
 
-The driver checks the books after every call and every token against a straight run; here is what is drawn, and the count of
-what happened, so that a test can insist that nothing has become rare.
+The driver checks the books after every call, and every token against a straight run. This module draws the schedules, and counts
+what happens in them, so that a test can insist that no event has become rare.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def unmeasured(plan: StepPlan) -> float:
 
 
 def by_tokens(plan: StepPlan) -> float:
-    """Prompt tokens are dear, so that few fit beside a decode."""
+    """The cost of a step in which prompt tokens are dear, so that few fit beside a decode."""
     return 1.0 + 0.3 * plan.num_tokens
 
 
@@ -64,7 +64,7 @@ def random_driver(rng: random.Random) -> Driver:
 
 
 def report_masses(driver: Driver, seed: int) -> None:
-    """Let every fourth step report an attention mass, whichever policy there is to read it."""
+    """Let every fourth step report an attention mass, whichever policy reads it."""
     rng, collect = random.Random(seed), driver.backend.collect
     num_blocks = driver.pool.layout.num_blocks(0)
 
@@ -111,7 +111,7 @@ ACTIONS: dict[Action, int] = {add: 7, abort: 1, step: 10}
 
 
 def run_schedule(seed: int, make_driver: Callable[[random.Random], Driver] = random_driver, num_actions: int = 40) -> Counter[str]:
-    """One schedule to its end. Returns how often what happened; raises AssertionError when anything is off."""
+    """Run one schedule to its end. Returns how often each kind of event happened. Raises AssertionError if anything is off."""
     rng = random.Random(seed)
     driver = make_driver(rng)
     beginnings = [[rng.randrange(3) for _ in range(12)] for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The scheduler's own driver over real attention: what it needs of a backend, and a tiny Gemma 3."""
+"""The scheduler tests' driver over real attention: what it needs of a backend, and a tiny Gemma 3."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -22,7 +22,7 @@ def reference(folder: Path) -> PreTrainedModel:
 
 
 class Straight:
-    """What the driver needs beside the seam: poison for blocks, and the tokens of a straight run by transformers."""
+    """What the driver needs beside the backend's interface: poison for blocks, and the tokens of a straight run by transformers."""
 
     def follow(self, folder: Path) -> "Straight":
         self._reference, self._draw = reference(folder), Sampler()
@@ -36,9 +36,9 @@ class Straight:
 
     @torch.inference_mode()
     def drawn(self, token_ids: Sequence[int], num_prompt_tokens: int) -> list[int]:
-        """The token after the prompt and after each but the last that follows it, drawn as the driver's requests are.
+        """The token after the prompt, and after each token that follows it but the last, drawn as the driver's requests are.
 
-        These are the tokens that follow it only if a straight run generates them; a forward for each of them would say no more.
+        They equal the tokens that follow the prompt only if a straight run generates these, so one forward is as good as one a token.
         """
         positions = range(num_prompt_tokens, len(token_ids))
         if not positions:
@@ -54,7 +54,7 @@ class StraightPaged(Straight, PagedBackend): ...
 
 
 class RealDriver(Driver):
-    """Here the groups do share their bytes, so a free block is poisoned only where its slab holds nothing of the other group."""
+    """The groups really share their bytes here, so a free block is poisoned only if its slab holds nothing of the other group."""
 
     def straight_run(self, request: ScheduledRequest) -> list[int]:
         return self.backend.drawn(request.token_ids, request.num_prompt_tokens)
@@ -71,7 +71,7 @@ class RealDriver(Driver):
 
 
 def save_tiny_model(path: Path) -> Path:
-    """Two window layers and a full one, in a folder that exists."""
+    """Save a tiny model of two window layers and a full one in `path`, an existing folder. Returns the folder."""
     layer_types = ["sliding_attention", "sliding_attention", "full_attention"]
     gemma3(vocab_size=64, num_hidden_layers=3, layer_types=layer_types, sliding_window=6).save_pretrained(path)
     return path

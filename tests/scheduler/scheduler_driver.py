@@ -18,12 +18,12 @@ from inference_server.scheduler.continuous_batching import ContinuousBatchSchedu
 
 
 def two_groups(window: int) -> tuple[LayerGroup, ...]:
-    """A full and a window group, three blocks of the one in the bytes of two of the other."""
+    """A full group and a window group; three blocks of the first have the bytes of two of the second."""
     return LayerGroup((0, 1), 1, 1, 1), LayerGroup((2, 3, 4), 1, 1, 1, window=window)
 
 
 class Driver:
-    """After every call all books are checked and all free blocks hold poison. eviction: with a prefix cache of this policy."""
+    """After every call, all books are checked and all free blocks are poisoned. eviction: the policy of the prefix cache; None for none."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Driver:
         seed: int = 0,
         parent: ScheduledRequest | None = None,
     ) -> ScheduledRequest:
-        """Queue a request that stops, as by a stop string, with its output token number `stop_after`."""
+        """Queue a request. stop_after: the number of the output token at which it stops, as by a stop string."""
         name, sampling, arrival = f"r{self.num_added}", SamplingParams(max_tokens=max_tokens, seed=seed), float(self.num_added)
         origin = RequestOrigin(fairness_key=key)
         request = ScheduledRequest(name, list(prompt), sampling, arrival, origin, cache_salt=salt, priority=priority)
@@ -80,7 +80,7 @@ class Driver:
         return request
 
     def add_group(self, prompt: Sequence[int], outputs: Sequence[int], **fields: Any) -> list[ScheduledRequest]:
-        """Queue one request a choice, with so many output tokens and its index as seed; the first is the parent of the others."""
+        """Queue a request for each of `outputs`, with that many output tokens and its index as seed. The first is the others' parent."""
         parent = self.add(prompt, outputs[0], **fields)
         return [parent, *(self.add(prompt, count, seed=seed, parent=parent, **fields) for seed, count in enumerate(outputs[1:], 1))]
 
@@ -90,7 +90,7 @@ class Driver:
         self.check()
 
     def step(self) -> StepPlan | None:
-        """One iteration: launch the next step, collect the oldest unless it may stay in flight."""
+        """Do one iteration: launch the next step, and collect the oldest unless it may stay in flight."""
         was_idle = not self.in_flight
         decoding = {request.request_id for request in self.scheduler._batch.running}
         plan = self.scheduler.schedule(float(len(self.plans)))
@@ -109,7 +109,7 @@ class Driver:
         return plan
 
     def step_until(self, done: Callable[[], bool], limit: int = 200) -> int:
-        """How many steps it took."""
+        """Step until `done`. Returns how many steps it took."""
         for count in range(limit):
             if done():
                 return count
@@ -161,7 +161,7 @@ class Driver:
             for request, samples in zip(plan.requests, plan.samples, strict=True)
             if samples and not request.finished and request.num_output_tokens + 1 >= self.stop_after[request.request_id]
         }
-        if plan.step_id % 3:  # it may be left out
+        if plan.step_id % 3:  # calling it is optional
             self.scheduler.prepare(plan)
         self.scheduler.update(plan, result, stops)
         self._note_ends()
@@ -173,7 +173,7 @@ class Driver:
             self.check_output(request)
 
     def check_output(self, request: ScheduledRequest) -> None:
-        """The output is that of a straight run, and as long as its end says."""
+        """Assert that the output is that of a straight run, and as long as its finish reason says."""
         output = request.output_token_ids
         assert output == self.straight_run(request), "a wrong token"
         limit = min(request.sampling.max_tokens, self.stop_after[request.request_id])

@@ -1,4 +1,4 @@
-"""The gates: whole prompts, promises not yet kept, the watermark, active tokens, and the empty batch that admits anything."""
+"""The gates: whole prompts, promises that are not kept yet, the watermark, active tokens, and the empty batch that admits anything."""
 
 from itertools import count
 
@@ -24,7 +24,7 @@ def make_controller(num_blocks: int = 10, **options: float | None) -> AdmissionC
 
 
 def open_pass(controller: AdmissionController, *prefilling: ScheduledRequest) -> AdmissionPass:
-    """A pass over a batch of the given rows, or of one that needs nothing more."""
+    """Open a pass over a batch of the given rows, or of one row that needs nothing more."""
     policy = FCFSPolicy()
     batch = ActiveBatch(8, policy.rank)
     for request in prefilling or [make_request(0, "content")]:

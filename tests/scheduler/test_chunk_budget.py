@@ -14,24 +14,24 @@ LONG = 3000
 
 
 def laptop(plan: StepPlan) -> float:
-    """A CPU: 25 ms for the weights, 1 ms a prompt token, and attention that makes the last token twice as dear as the first."""
+    """Seconds of a step on a CPU: 25 ms for the weights, 1 ms a prompt token; attention makes the last token twice as dear as the first."""
     singles = plan.num_new_tokens.count(1)
     rows = zip(plan.starts, plan.num_new_tokens, strict=True)
     return 0.025 + 0.001 * singles + sum(0.001 * count * (1 + start / LONG) for start, count in rows if count > 1)
 
 
 def accelerator(plan: StepPlan) -> float:
-    """A GPU: 5 ms a step, little for a row, and 10 us a prompt token."""
+    """Seconds of a step on a GPU: 5 ms, a little for each row, and 10 us for each prompt token."""
     return 0.005 + 1e-5 * plan.num_tokens
 
 
 def accelerator_with_launch_cost(plan: StepPlan) -> float:
-    """As before, and a step with a prompt in it is launched kernel by kernel."""
+    """As `accelerator`, but a step with a prompt in it is launched kernel by kernel."""
     return accelerator(plan) + (0.002 if max(plan.num_new_tokens) > 1 else 0.0)
 
 
 def noisy_laptop(seed: int) -> Callable[[StepPlan], float]:
-    """A CPU whose steps scatter, prompt tokens most of all; without a sample the output head, half of the weights, is not read."""
+    """A CPU whose step times scatter, prompt tokens most. A step without a sample does not read the output head, half of the weights."""
     rng = random.Random(seed)
 
     def cost(plan: StepPlan) -> float:
@@ -51,7 +51,7 @@ def run_beside(
     num_alone: int = 40,
     unnoticed_itl_ms: float = 0.0,
 ) -> tuple[list[Life], Life]:
-    """Streams that decode before, while and after a long prompt is computed."""
+    """Run streams that decode before, while and after a long prompt is computed."""
     options = SchedulerOptions(
         max_batch_size=16, max_batched_tokens=1024, prefill_mode=mode, prefill_chunk_size=512, unnoticed_itl_ms=unnoticed_itl_ms
     )
@@ -65,7 +65,7 @@ def run_beside(
 
 
 def slowdown(streams: list[Life], long: Life) -> float:
-    """The longest time between two tokens while the prompt was computed, over the median before it."""
+    """The longest time between two tokens while the prompt was computed, over the median time before it."""
     before, beside = gaps(streams, long)
     return max(beside) / percentile(before, 0.5)
 
@@ -94,7 +94,7 @@ def test_the_99th_percentile_at_most_doubles_on_a_machine_whose_steps_scatter(mo
     before, beside = gaps(streams, long)
     assert len(beside) > 200
     assert percentile(beside, 0.99) <= 2 * percentile(before, 0.99)
-    # Not by crawling: the prompt gets a fair part of what it may add.
+    # The prompt does not just crawl: it gets a fair part of the time that it may add.
     assert percentile(beside, 0.5) >= 1.5 * percentile(before, 0.5)
 
 
@@ -106,7 +106,7 @@ def test_a_long_prompt_at_most_doubles_the_time_between_its_neighbours_tokens(
 ) -> None:
     streams, long = run_beside(cost, PrefillMode.MIXED, num_streams, overlap)
     assert slowdown(streams, long) <= 2
-    # It goes on all the same: the added time a step is a good part of what may be added.
+    # The prompt still gets on: the time that it adds to a step is a good part of what it may add.
     alone_s = streams[0].inter_token[10]
     chunked_s = sum(cost(plan_of(512, start)) for start in range(0, LONG, 512))
     assert long.ttft <= 4 * chunked_s + 40 * alone_s
@@ -182,7 +182,7 @@ def test_the_limit_falls_with_every_step_that_was_too_long_and_recovers() -> Non
     budget.observe(1, 0, 0.01)
 
     def after(num_steps: int, *, every: int) -> int:
-        """The limit when one step of `every` takes three times as long as it should."""
+        """The limit after `num_steps` steps, of which one in `every` takes three times as long as it should."""
         for step in range(num_steps):
             limit = budget.limit(1) or 0
             budget.observe(1, limit, (0.01 + 1e-4 * limit) * (3 if limit and step % every == 0 else 1))

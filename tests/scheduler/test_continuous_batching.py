@@ -128,7 +128,7 @@ def test_the_victim_is_the_latest_of_the_lowest_priority_and_its_text_is_the_sam
 
 def test_with_overlap_a_better_row_waits_two_steps_for_the_victim_to_come_back() -> None:
     driver = Driver(options(batch=2, budget=64), groups=two_groups(64), block_size=8, num_slabs=8, overlap=True)
-    # When the first needs a block, the second can go on for 6 more steps.
+    # When the first needs another block, the second can go on for 6 more steps.
     first, second = driver.add([1] * 7, 40), driver.add([2], 40)
     driver.step_until(lambda: driver.scheduler._resting is not None)
     assert driver.scheduler._resting is second
@@ -220,7 +220,7 @@ def test_a_budget_below_one_token_a_row_is_refused() -> None:
 
 
 class OneBlockOff(FakeBackend):
-    """Reads one wrong block id, once, in the middle of a run."""
+    """Reads a wrong block id once, in the middle of a run."""
 
     def launch(self, plan: StepPlan) -> FakeStep:
         if plan.step_id == 5:

@@ -23,7 +23,7 @@ class Outcome:
 
 
 def flood(policy: PolicyName, *, num_a: int = 100, overlap: bool = False) -> Outcome:
-    """A sends `num_a` requests at once; B sends 5, now and then. The slots are released one after another, as in steady state."""
+    """Let A send `num_a` requests at once, and B 5 requests now and then. Slots are released one after the other, as in steady state."""
     virtual = server(policy, overlap=overlap)
     for index in range(num_a):
         output = OUTPUT * (index + 1) // SLOTS if index < SLOTS else OUTPUT

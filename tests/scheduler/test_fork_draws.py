@@ -1,4 +1,4 @@
-"""Choices of one prompt on real attention: each has the tokens of a request of its own with the same seed."""
+"""Several choices of one prompt on real attention: each has the tokens of a separate request with the same seed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ def paged_backend(folder: Path) -> Straight:
 
 
 class DrawDriver(RealDriver):
-    """The tests compare the output themselves, by seed."""
+    """A driver that does not compare outputs: the tests do that themselves, by seed."""
 
     def check_output(self, request: ScheduledRequest) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Requests that share one prompt: what they cost, whose tokens they get, and what becomes of them in every state of their parent."""
+"""Requests that share one prompt: what they cost, which tokens they get, and what becomes of them in every state of their parent."""
 
 import random
 
@@ -43,9 +43,9 @@ def test_a_prompt_is_computed_once_whatever_its_length(window: int, mode: Prefil
         group = driver.add_group(prompt_of(length), outputs)
         driver.run()
         assert [request.num_output_tokens for request in group] == outputs
-        # Each child computes the last token of the prompt, and nobody that of its own last token.
+        # Each child computes the last token of the prompt, and no request computes its own last token.
         assert num_computed(driver) == length + len(group) - 1 + sum(outputs) - len(group)
-        # A block begins with the last token of the prompt: nothing before it is in there to copy.
+        # If a block begins with the last token of the prompt, it holds nothing from before to copy.
         expected = 0 if (length - 1) % BLOCK == 0 else (len(group) - 1) * 2
         assert len(copies(driver)) == expected
 
@@ -70,7 +70,7 @@ def test_window_blocks_are_shared_too() -> None:
     driver = make_driver(groups=two_groups(8))
     group = driver.add_group(prompt_of(18), [3] * 4)
     driver.step_until(lambda: all(request.status is RequestStatus.RUNNING for request in group))
-    # The next token of each, at 18, reads from 11 on: blocks 2 and 3 and a tail.
+    # The next token of each is at position 18 and reads from 11 on: blocks 2 and 3, and a tail.
     assert (driver.pool.num_used(0), driver.pool.num_used(1)) == (4 + 4, 2 + 4)
     driver.run()
 
@@ -108,7 +108,7 @@ def test_more_choices_than_slots(eviction: LRU | None, overlap: bool) -> None:
     group = driver.add_group(prompt_of(14), [5] * 8)
     driver.run()
     assert [request.num_output_tokens for request in group] == [5] * 8
-    # Those that found no slot follow the first of them, not each on its own.
+    # Those that found no slot share the prompt with the first of them, instead of computing it each.
     prompts = sum(1 for plan in driver.plans for start in plan.starts if start == 0)
     assert prompts == (1 if eviction else 3)
 
@@ -147,7 +147,7 @@ def test_an_abort_in_any_state(victims: list[int], eviction: LRU | None, overlap
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("length", [15, 16])
 def test_a_tail_that_its_parent_has_filled_and_cached_is_let_go_of(length: int, overlap: bool) -> None:
-    """One prompt a step: the children have their turns while the parent decodes on."""
+    """With one prompt a step, the children have their turns while the parent goes on decoding."""
     for num_steps in range(12):
         driver = make_driver(eviction=LRU(), overlap=overlap, options={"prefill_mode": PrefillMode.MONOLITHIC})
         group = driver.add_group(prompt_of(length), [9] * 4)
@@ -216,7 +216,7 @@ def test_what_children_share_is_neither_a_hit_nor_a_miss_and_charged_to_nobody()
 
 
 def test_a_group_is_admitted_as_one() -> None:
-    """While their prompt is computed, children do not wait for admission any more."""
+    """While their prompt is computed, children count as admitted."""
     driver = make_driver()
     group = driver.add_group(prompt_of(30), [2] * 3)
     assert [request.admitted_time for request in group] == [None] * 3

@@ -1,4 +1,4 @@
-"""One prompt that does not fit: what passes it, for how long, and what the statistics say; preemption without thrash."""
+"""One prompt that does not fit: which requests pass it, for how long, and what the statistics say. Preemption without thrashing."""
 
 from random import Random
 
@@ -18,7 +18,7 @@ def server(policy: PolicyName, *, num_blocks: int, batch: int = 8, ageing_s: flo
 
 
 def full_house(policy: PolicyName, ageing_s: float) -> tuple[VirtualServer, ScheduledRequest]:
-    """A giant of 40 blocks at the head of the queue, and rows that hold 30 of 64 blocks."""
+    """A server with a giant of 40 blocks at the head of the queue, and rows that hold 30 of the 64 blocks. Returns it and the giant."""
     virtual = server(policy, num_blocks=64, ageing_s=ageing_s)
     for index in range(3):
         virtual.add(make_request(f"first{index}", 150, 300, key="a"))
@@ -70,13 +70,13 @@ def test_every_waiting_request_is_counted_by_what_holds_it(policy: PolicyName) -
 
 
 class NoHysteresis(AdmissionController):
-    """Admission that learns nothing from preemptions."""
+    """An admission that learns nothing from preemptions."""
 
     def preempted(self, num_active: int) -> None: ...
 
 
 def under_pressure(controller: type[AdmissionController]) -> tuple[list[int], float]:
-    """Preemptions of each of 60 requests that grow to several times the pool, and the seconds that they took."""
+    """Run 60 requests that grow to several times the pool. Returns the preemptions of each, and the seconds that all took."""
     virtual = server(PolicyName.FCFS, num_blocks=60, batch=16)
     virtual.scheduler._intake._admission = controller(virtual.scheduler._cache)
     random = Random(1)

@@ -39,7 +39,7 @@ def test_the_second_turn_of_a_chat_hits_the_first(overlap: bool) -> None:
     driver = cached_driver(overlap=overlap)
     first = driver.add([1, 2, 3, 4, 5], max_tokens=12)
     driver.run()
-    # The last token was returned and never computed, so 16 of the 17 tokens can be there.
+    # The last token was returned and never computed, so only 16 of the 17 tokens can be cached.
     second = driver.add([*first.token_ids, 6, 7], max_tokens=4)
     driver.run()
     assert second.num_cached_tokens == 16
@@ -52,7 +52,7 @@ def test_a_token_in_flight_at_a_late_stop_is_never_cached(overlap: bool) -> None
     driver.run()
     second = driver.add([*first.token_ids, 9], max_tokens=4)
     driver.run()
-    # Four output tokens returned; the KV of the last one was at best in flight, and so its block is not full.
+    # Four output tokens have returned. The KV of the last one was in flight at best, so its block is not full.
     assert second.num_cached_tokens == 4
 
 
@@ -130,7 +130,7 @@ def test_a_held_request_is_not_looked_up_again_until_something_has_changed(monke
 
 
 def test_a_held_request_is_looked_up_again_when_its_prefix_has_grown() -> None:
-    """Two prompts of one beginning: the second fits beside the first only once it can share what the first has computed."""
+    """Two prompts with the same beginning: the second fits beside the first only once it can share what the first has computed."""
     driver = cached_driver(num_slabs=17, window=64, options=SchedulerOptions(max_batch_size=4, max_batched_tokens=8, prefill_chunk_size=8))
     beginning = [1] * 36
     first = driver.add([*beginning, 5], max_tokens=20)
@@ -140,7 +140,7 @@ def test_a_held_request_is_looked_up_again_when_its_prefix_has_grown() -> None:
 
 
 def test_a_row_that_is_alone_gets_on_however_its_prefix_lies() -> None:
-    """A prefix whose blocks lie scattered over the slabs can leave too few whole ones, each time the row starts over with it."""
+    """A prefix whose blocks lie scattered can leave too few whole slabs, and would do so each time the row started over with it."""
     for seed in range(60):
         rng = random.Random(seed)
         options = SchedulerOptions(max_batch_size=2, max_batched_tokens=rng.randint(3, 12), prefill_chunk_size=rng.randint(1, 6))
@@ -159,7 +159,7 @@ def test_a_row_that_is_alone_gets_on_however_its_prefix_lies() -> None:
 
 
 def bytes_in_window(driver: Driver) -> int:
-    """What the running requests may use at most: full blocks for all of their tokens, window blocks for what one chunk reads."""
+    """The most bytes that the running requests may use: full blocks for all their tokens, window blocks for what one chunk reads."""
     full_bytes, window_bytes = (driver.pool.layout.block_bytes(group) for group in (0, 1))
     rows = driver.scheduler._batch.prefilling + driver.scheduler._batch.running
     peaks = [driver.cache.peak_blocks(len(request.block_tables[0].block_ids) * driver.cache.block_size, 64) for request in rows]
@@ -167,10 +167,10 @@ def bytes_in_window(driver: Driver) -> int:
 
 
 def round_robin(factor: float, *, keeps_answers: bool = True, num_sessions: int = 20, num_turns: int = 5) -> float:
-    """The share of re-sent tokens that were hits when so many chats take turns, each of them longer with every turn.
+    """The share of re-sent tokens that were hits, when `num_sessions` chats take turns and each grows with every turn.
 
-    factor: the pool's bytes over those of the full layers' KV of all sessions at their end and one window for each.
-    keeps_answers: the next prompt repeats the answers, and not the prompts alone, as with models whose thoughts are dropped.
+    factor: the pool's bytes, over those of the full layers' KV of all sessions at their end and one window for each.
+    keeps_answers: whether the next prompt repeats the answers too; if not, only the prompts, as with models whose thoughts are dropped.
     """
     turn_tokens, output_tokens, block_size = 48, 40, 16
     length, window = num_turns * (turn_tokens + output_tokens), GEMMA_GROUPS[1].window or 0
@@ -190,7 +190,7 @@ def round_robin(factor: float, *, keeps_answers: bool = True, num_sessions: int 
             driver.step()
             assert driver.pool.used_bytes <= bytes_in_window(driver), "blocks that left the window are still in use"
         driver.run()
-        # Of what is sent again, the last block can never be whole: its last token was not computed.
+        # The last block of what is sent again can never be whole, since its last token was not computed.
         resent += sum(len(chat) - 1 for chat in chats)
         hits += sum(request.num_cached_tokens for request in requests)
         chats = [list(request.token_ids if keeps_answers else request.token_ids[: request.num_prompt_tokens]) for request in requests]

@@ -1,4 +1,4 @@
-"""The scheduler's own driver over real attention: its block tables, prefix cache and preemption, read by a tiny Gemma 3."""
+"""The scheduler tests' driver over real attention: a tiny Gemma 3 reads its block tables, under prefix hits and preemption."""
 
 import random
 from collections import Counter
@@ -29,7 +29,7 @@ BACKENDS = pytest.mark.parametrize("create", [torch_backend, paged_backend], ids
 
 
 def random_driver(create: Callable[[Path], Straight], folder: Path, rng: random.Random) -> RealDriver:
-    """With a prefix cache, on a pool of a few requests. The backends do not overlap."""
+    """A driver with a prefix cache, on a pool for a few requests. The backends do not overlap."""
     backend = create(folder)
     options = SchedulerOptions(
         max_batch_size=rng.randint(2, 4),

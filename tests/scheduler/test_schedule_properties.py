@@ -83,7 +83,7 @@ TestSchedules = ScheduleMachine.TestCase
 TestSchedules.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-# Of what a hundred schedules must see, at least: about half of what the scarcest hundred of the first 2,000 saw.
+# How often a hundred schedules must see each event: about half as often as the hundred with the fewest, of the first 2,000 schedules.
 FLOORS = {"preemptions": 100, "rests": 10, "hits": 900, "evictions": 9000, "duplicates": 90, "aborts": 80, "late stops": 90}
 BATCH = 100
 

@@ -1,4 +1,4 @@
-"""A scheduler over `FakeBackend` on a virtual clock: a step lasts what a cost model says, and the engine's part takes no time."""
+"""A scheduler over `FakeBackend` on a virtual clock: a step lasts as long as a cost model says, and the engine's part takes no time."""
 
 from collections import deque
 from collections.abc import Callable
@@ -28,13 +28,13 @@ def make_request(
 
 
 def step_seconds(plan: StepPlan) -> float:
-    """10 ms for the weights, 0.1 ms a row, 0.05 ms a token."""
+    """Seconds of a step: 10 ms for the weights, 0.1 ms a row, 0.05 ms a token."""
     return 0.01 + 1e-4 * len(plan) + 5e-5 * plan.num_tokens
 
 
 @dataclass
 class Life:
-    """What the virtual clients of one request saw. token_times: seconds at which its tokens came."""
+    """What the client of one request saw. token_times: the seconds at which its tokens came."""
 
     request: ScheduledRequest
     token_times: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Life:
 
 
 class VirtualServer:
-    """served: what each fairness key has had, counted here and not by the policy. ends: when requests ended."""
+    """served: the service that each fairness key has had, counted here and not by the policy. ends: when requests ended."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class VirtualServer:
         return life
 
     def step(self) -> StepPlan | None:
-        """Launch, then collect the oldest step unless it may stay in flight."""
+        """Launch a step, then collect the oldest one unless it may stay in flight."""
         plan = self.scheduler.schedule(self.now)
         if plan is not None:
             self._charge_prompts(plan)

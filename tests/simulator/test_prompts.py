@@ -1,4 +1,4 @@
-"""The turns of virtual users: the same for the same seed, in the asked proportions, with documents in common."""
+"""The turns of virtual users: the same for the same seed, in the proportions asked for, with shared documents."""
 
 from collections import Counter
 from itertools import islice

@@ -1,4 +1,4 @@
-"""One virtual user against a transport that answers from a list."""
+"""One virtual user against a scripted transport."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ def answering(*events: object) -> httpx.Response:
 
 
 def talk(answer: Callable[[int], httpx.Response], num_requests: int) -> tuple[list[dict[str, object]], Tally]:
-    """The bodies of the first requests of a user, and what was counted when the last of them had been answered."""
+    """The bodies of a user's first requests, and the tally once the last of them was answered."""
     bodies: list[dict[str, object]] = []
     tally = Tally()
 

@@ -1,4 +1,4 @@
-"""Templates from every place a model keeps them, and the plain dialogue for models that have none."""
+"""Templates from every place in which models keep them, and the plain dialogue for models without one."""
 
 import json
 from pathlib import Path

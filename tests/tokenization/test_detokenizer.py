@@ -1,4 +1,4 @@
-"""Incremental decoding equals whole decoding, and never shows half a character."""
+"""Incremental decoding equals decoding the whole, and never shows half a character."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Stop strings against a naive search of the whole text, over all chunkings."""
+"""Stop strings against a naive search of the whole text, for all ways to cut it into chunks."""
 
 import time
 
