@@ -93,9 +93,10 @@ def prepare_ms(rows: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 256])
+    arguments = parser.parse_args()
     bandwidth = copy_bytes_per_ms()
     print(f"{torch.cuda.get_device_name()}, ms\n" + ROW.format("rows", *CASES, "argmax", "eager draw", "floor", "penalties", "prepare"))
-    for rows in parser.parse_args().rows:
+    for rows in arguments.rows:
         logits = {kind: logits_of(kind, rows) for kind in ("zipf", "normal")}
         plain = logits["normal"]
         times = [variant_ms(logits[kind], params) for kind, params in CASES.values()]
