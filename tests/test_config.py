@@ -97,7 +97,6 @@ def test_log_level_takes_any_case() -> None:
         (["--port", "http"], "PORT"),
         (["--max-batch-size", "0"], "MAX_BATCH_SIZE"),
         (["--max-batched-tokens", "8"], "MAX_BATCHED_TOKENS"),
-        (["--request-deadline-s", "nan"], "REQUEST_DEADLINE_S"),
         (["--admission-deadline-s", "-1"], "ADMISSION_DEADLINE_S"),
         (["--kv-cache-block-size", "24"], "KV_CACHE_BLOCK_SIZE"),
         (["--kv-cache-memory-fraction", "1.5"], "KV_CACHE_MEMORY_FRACTION"),
@@ -115,6 +114,12 @@ def test_log_level_takes_any_case() -> None:
 )
 def test_bad_values_get_one_line_that_names_them(capsys: pytest.CaptureFixture[str], argv: list[str], mentions: str) -> None:
     assert mentions in refusal(capsys, *argv)
+
+
+@pytest.mark.parametrize("name", [name for name, field in Settings.model_fields.items() if field.annotation is float])
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e400", "-1"])
+def test_numbers_are_finite_and_none_is_negative(capsys: pytest.CaptureFixture[str], name: str, value: str) -> None:
+    assert f"{name.upper()}: Input should be" in refusal(capsys, f"--{name.replace('_', '-')}={value}")
 
 
 def test_the_forward_on_cuda_may_be_compiled() -> None:

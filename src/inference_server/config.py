@@ -38,6 +38,7 @@ class Settings(BaseSettings):
         env_file=".env",
         env_ignore_empty=True,
         hide_input_in_errors=True,
+        allow_inf_nan=False,
         cli_prog_name="inference-server",
         cli_kebab_case=True,
         cli_exit_on_error=False,
@@ -65,14 +66,11 @@ class Settings(BaseSettings):
     max_batched_tokens: int = Field(2048, gt=0, description="Most tokens in one forward, prefill and decode together")
     max_active_kv_tokens: int | None = Field(None, gt=0, description="Most tokens of KV held by running requests; unset: all of the pool")
     max_queue_size: int = Field(256, gt=0, description="Most waiting requests; beyond it new ones get 429")
-    admission_deadline_s: float = Field(60.0, gt=0, allow_inf_nan=False, description="Longest wait for a slot in seconds; then 429")
-    request_deadline_s: float = Field(
-        600.0, gt=0, allow_inf_nan=False, description="Longest life of a request in seconds; then 504 or `timeout`"
-    )
+    admission_deadline_s: float = Field(60.0, gt=0, description="Longest wait for a slot in seconds; then 429")
+    request_deadline_s: float = Field(600.0, gt=0, description="Longest life of a request in seconds; then 504 or `timeout`")
     stall_after_s: float = Field(
         60.0,
         gt=0,
-        allow_inf_nan=False,
         description="How long a step may take in seconds, on top of what its tokens take at the measured pace; then the server exits",
     )
     default_max_tokens: int = Field(512, gt=0, description="Output limit of chat and /generate if the request names none")
@@ -128,9 +126,7 @@ class Settings(BaseSettings):
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Origins that browsers may call from, comma separated; unset: none"
     )
-    drain_timeout_s: float = Field(
-        30.0, ge=0, allow_inf_nan=False, description="How long a stopping server lets running requests finish, in seconds"
-    )
+    drain_timeout_s: float = Field(30.0, ge=0, description="How long a stopping server lets running requests finish, in seconds")
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for every interface")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 for any free one")
 
