@@ -88,6 +88,21 @@ def test_abort_after_the_end_does_nothing() -> None:
     assert run_dry(engine) == {}
 
 
+def test_an_idle_engine_outlives_a_deadline_beyond_the_clock_s_range() -> None:
+    engine = Engine(loaded, EngineOptions(admission_deadline_s=1e12, request_deadline_s=1e308))
+    engine.add(scheduled("abc"))
+    calls_without_work = 0
+
+    def hand_over(_: object) -> None:
+        nonlocal calls_without_work
+        calls_without_work += not engine.has_work
+        if calls_without_work == 2:  # the first hands over the end of the request; from the second on the thread waits
+            engine.stop()
+
+    engine.run(hand_over)
+    assert engine.state is EngineState.STOPPED
+
+
 def test_admission_deadline_refuses_only_requests_that_wait() -> None:
     clock = VirtualClock()
     model = loaded(scheduler=scheduler_of(max_batch_size=1))

@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from math import inf
 from queue import Empty, SimpleQueue
 
 from inference_server.core.clock import Clock
@@ -26,6 +25,8 @@ from inference_server.engine.output_processor import OutputProcessor
 from inference_server.engine.step_pace import StepPace
 from inference_server.engine.step_pipeline import StepPipeline
 from inference_server.scheduler.interface import SchedulerInterface
+
+MAX_WAIT_S = 86_400.0  # with no deadline or a far one: a queue refuses a wait that the platform's clock cannot express
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +189,7 @@ class Engine:
             return
         due = self._open.next_deadline
         try:
-            self._apply(self._inbox.get(timeout=None if due == inf else max(0.0, due - self._clock())))
+            self._apply(self._inbox.get(timeout=min(max(0.0, due - self._clock()), MAX_WAIT_S)))
         except Empty:
             return
 
