@@ -97,6 +97,7 @@ def test_log_level_takes_any_case() -> None:
         (["--port", "http"], "PORT"),
         (["--max-batch-size", "0"], "MAX_BATCH_SIZE"),
         (["--max-batched-tokens", "8"], "MAX_BATCHED_TOKENS"),
+        (["--max-batched-tokens", "2000000000"], "MAX_BATCHED_TOKENS"),
         (["--admission-deadline-s", "-1"], "ADMISSION_DEADLINE_S"),
         (["--kv-cache-block-size", "24"], "KV_CACHE_BLOCK_SIZE"),
         (["--kv-cache-memory-fraction", "1.5"], "KV_CACHE_MEMORY_FRACTION"),

@@ -63,7 +63,7 @@ class Settings(BaseSettings):
     chat_template: FilePath | None = Field(None, description="Jinja file that replaces the model's own chat template")
     max_model_len: int | None = Field(None, gt=1, description="Longest prompt plus output in tokens; unset: the model's own limit")
     max_batch_size: int = Field(64, gt=0, le=1024, description="Most requests in one forward")
-    max_batched_tokens: int = Field(2048, gt=0, description="Most tokens in one forward, prefill and decode together")
+    max_batched_tokens: int = Field(2048, gt=0, le=2**20, description="Most tokens in one forward, prefill and decode together")
     max_active_kv_tokens: int | None = Field(None, gt=0, description="Most tokens of KV held by running requests; unset: all of the pool")
     max_queue_size: int = Field(256, gt=0, description="Most waiting requests; beyond it new ones get 429")
     admission_deadline_s: float = Field(60.0, gt=0, description="Longest wait for a slot in seconds; then 429")
