@@ -142,6 +142,14 @@ def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_info.value.code == 0
     output = capsys.readouterr().out
     assert [name for name in Settings.model_fields if f"--{name.replace('_', '-')} " not in output] == []
+    assert output.startswith("usage: python -m inference_server ")
+    assert "(default: unset)" in output and not re.search("null|pydantic", output)
+
+
+def test_a_flag_may_unset_what_the_environment_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL_REVISION", "main")
+    assert Settings.from_cli([]).model_revision == "main"
+    assert Settings.from_cli(["--model-revision", "unset"]).model_revision is None
 
 
 def test_help_shows_choices_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:

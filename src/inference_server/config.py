@@ -30,7 +30,7 @@ EMBEDDED_MODEL = "embedded"
 
 
 class Settings(BaseSettings):
-    """The server's configuration. Construction raises `pydantic.ValidationError`; `error_line` turns that into one line."""
+    """The server's settings. A flag beats the environment variable of its name (MAX_BATCH_SIZE), which beats `.env`."""  # --help says so
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -39,9 +39,11 @@ class Settings(BaseSettings):
         env_ignore_empty=True,
         hide_input_in_errors=True,
         allow_inf_nan=False,
-        cli_prog_name="inference-server",
+        cli_prog_name="python -m inference_server",
         cli_kebab_case=True,
         cli_exit_on_error=False,
+        cli_hide_none_type=True,
+        cli_parse_none_str="unset",
     )
 
     model_name: str = Field(EMBEDDED_MODEL, description="`embedded` (Gemma 3 270M), a folder, a .gguf file or a Hugging Face id")

@@ -14,7 +14,7 @@ from inference_server.observability.sinks import SinkError, Sinks
 def test_without_the_extra_the_setting_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "inference_server.observability.spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(SinkError, match=r"^OTLP_ENDPOINT needs the extra `otel`: pip install 'inference-server\[otel\]'$"):
+    with pytest.raises(SinkError, match=r"^OTLP_ENDPOINT needs the extra `otel`: pip install '\.\[otel\]' in a checkout$"):
         Sinks.create("m", SinkOptions(otlp_endpoint="http://127.0.0.1:1"), time.monotonic)
 
 

@@ -58,6 +58,6 @@ def _writing(run: Run, options: SinkOptions) -> dict[str, BatchWriter]:
         try:
             from inference_server.observability.spans import MAX_QUEUED, SpanExporter
         except ImportError as error:
-            raise SinkError("OTLP_ENDPOINT needs the extra `otel`: pip install 'inference-server[otel]'") from error
+            raise SinkError("OTLP_ENDPOINT needs the extra `otel`: pip install '.[otel]' in a checkout") from error
         sinks["spans"] = BatchWriter("spans", SpanExporter(options.otlp_endpoint, run), MAX_QUEUED)
     return sinks
