@@ -1,10 +1,13 @@
-"""Where the command line listens, what it says about that, and what it says if it cannot listen."""
+"""Where the command line listens, what it says about that or if it cannot listen, and what a signal does before it serves."""
 
+import os
+import signal
 import socket
 
 import pytest
+import uvicorn
 
-from inference_server.__main__ import listen, local_url
+from inference_server.__main__ import listen, local_url, main
 
 
 @pytest.mark.parametrize(
@@ -37,3 +40,17 @@ def test_a_port_that_is_taken_and_a_host_that_is_not_here_are_one_line(capsys: p
             assert (ended.value.code, line.count("\n")) == (2, 1)
             assert "HOST, PORT: " in line
             assert reason in line
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_process_that_has_not_begun_to_serve(monkeypatch: pytest.MonkeyPatch, signum: signal.Signals) -> None:
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: (signal.raise_signal(signum), sockets[0].close()))
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        main(["--port", "0"])
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert codes == [128 + signum]

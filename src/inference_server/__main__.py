@@ -1,10 +1,12 @@
 """`python -m inference_server`: the server from the command line, with a flag for every setting (`--help`)."""
 
+import os
 import signal
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from functools import partial
+from types import FrameType
 
 import uvicorn
 
@@ -19,13 +21,20 @@ def main(argv: Sequence[str] = ()) -> None:
     """Serve until a signal ends the process. argv: flags, without the program's name."""
     settings = Settings.from_cli(argv)
     app = create_app(settings)
-    config = uvicorn.Config(app, log_config=None, http=HttpProtocol, timeout_graceful_shutdown=GRACE_S, ws="none")
-    sock = listen(settings.host, settings.port, config.backlog)  # whoever reads the address may connect at once
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, http=HttpProtocol, timeout_graceful_shutdown=GRACE_S, ws="none"))
+    sock = listen(settings.host, settings.port, server.config.backlog)  # whoever reads the address may connect at once
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, partial(leave, server))
     sys.stdout.write(f"inference-server: {local_url(settings.host, sock.getsockname()[1])}\n")
     sys.stdout.flush()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has shut down; who was asked to end has not failed
-        uvicorn.Server(config).run(sockets=[sock])
+    server.run(sockets=[sock])
+
+
+def leave(server: uvicorn.Server, signum: int, frame: FrameType | None) -> None:
+    """What a signal does before uvicorn takes signals, and once it has shut down, when it raises them again: who asked has not failed."""
+    if server.started:
+        sys.exit()
+    os._exit(128 + signum)  # nothing has begun that would have to end in order
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
