@@ -1,4 +1,4 @@
-# run: the server on the embedded model · bench: tokens/s of the running server · install, fmt, clean
+# run: the server on the embedded model · bench: tokens/s over HTTP, of a server of its own · install, fmt, clean
 # check: every static gate · test: the fast suite · heavy: the slow one · browser: the dashboard in Chromium · monitoring: the queries of monitoring/ on a Prometheus
 # chaos: ten minutes of bad clients, on two models side by side · clients: other projects' clients of its API
 # fleet: REPLICAS servers behind one address, on Ray Serve · fleet-test: what such a fleet has to show

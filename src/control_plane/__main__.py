@@ -1,4 +1,4 @@
-"""`python -m control_plane --replicas 3`: a fleet on this machine. Other flags are the server's settings."""
+"""`python -m control_plane --replicas 3`: a fleet on this machine. All flags of `python -m inference_server` may follow."""
 
 import argparse
 import signal
@@ -25,7 +25,10 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--policy", default="prefix", choices=["prefix", "least_loaded", "round_robin"])
     args, rest = parser.parse_known_args(argv)
     settings = Settings.from_cli(rest)
-    options = FleetOptions(replicas=args.replicas, num_gpus=args.num_gpus, policy=args.policy)
+    try:
+        options = FleetOptions(replicas=args.replicas, num_gpus=args.num_gpus, policy=args.policy)
+    except ValueError as error:
+        parser.error(str(error))
     ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # in place of Ray's, which aborts
     try:

@@ -1,6 +1,7 @@
 """`FleetOptions`: what a fleet is made of, beside the server's own settings."""
 
 from dataclasses import dataclass
+from math import isfinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,6 +11,7 @@ class FleetOptions:
     max_replicas: if above `replicas`, Serve scales between the two, so that requests wait `target_queue_s` and KV pools are as full as
     `target_kv_pressure`; it acts once it has wanted more replicas for `scale_up_s` seconds, or fewer for `scale_down_s`.
     policy, beta, quiet_tokens, index_capacity: see `PrefixRequestRouter`. report_s: seconds between two reports of a replica.
+    Raises ValueError, in one line, for a fleet that cannot be.
     """
 
     replicas: int = 1
@@ -25,3 +27,10 @@ class FleetOptions:
     quiet_tokens: float = 4096
     index_capacity: int = 2**19
     report_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ValueError("replicas: should be at least 1")
+        for name in ("num_cpus", "num_gpus"):
+            if not (isfinite(number := getattr(self, name)) and number >= 0):
+                raise ValueError(f"{name}: should be a finite number from 0 on")
