@@ -195,6 +195,11 @@ def test_any_json_type_will_do(client: httpx.Client, content_type: str) -> None:
         (CHAT, {"messages": USER, "stream_options": {}}, "stream_options is only allowed when stream is true"),
         (TEXT, {"prompt": [1, "a"]}, "prompt: Input should be a valid string; or Input should be a valid integer"),
         (CHAT, {"messages": USER, "tool_choice": 5}, "tool_choice: Input should be 'none', 'auto' or 'required'; or "),
+        (
+            TEXT,
+            {"prompt": "a", "structured_outputs": {}},
+            "structured_outputs: exactly one of json, json_object, regex, choice and grammar is ",
+        ),
         (TEXT, {"prompt": "a", "structured_outputs": {"json": 5}}, "structured_outputs.json: Input should be a valid dictionary; or "),
         ("/tokenize", {}, "exactly one of prompt and messages is required"),
     ],

