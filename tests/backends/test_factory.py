@@ -32,13 +32,19 @@ def test_the_setting_and_the_architecture_choose(tmp_path: Path, backend: str, a
     assert isinstance(create_backend(replace(options(), backend=backend), folder_of(tmp_path, architecture)), expected)
 
 
-def test_custom_cuda_is_the_hand_written_forward_or_nothing(tmp_path: Path) -> None:
-    chosen = replace(options(device="auto"), backend="custom-cuda")
-    backend = create_backend(chosen, folder_of(tmp_path, "Gemma3ForCausalLM"))
-    assert isinstance(backend, PagedBackend)
-    if not torch.cuda.is_available():
-        with pytest.raises(ModelLoadError, match="'cuda' is not available"):
-            backend.load()
+def test_custom_cuda_is_the_hand_written_forward_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, folder = replace(options(device="auto"), backend="custom-cuda"), folder_of(tmp_path, "Gemma3ForCausalLM")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for device in ("auto", "cuda", "cuda:1"):
+        assert isinstance(create_backend(replace(chosen, device=device), folder), PagedBackend)
+    with pytest.raises(ModelLoadError, match="'cuda:2' is not available here; CUDA devices, counted from 0: 2"):
+        create_backend(replace(chosen, device="cuda:2"), folder)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelLoadError, match=r"^BACKEND=custom-cuda runs on CUDA; DEVICE=auto is (cpu|mps) here$"):
+        create_backend(chosen, folder)
+    with pytest.raises(ModelLoadError, match=r"^DEVICE 'cuda' is not available here$"):
+        create_backend(replace(chosen, device="cuda"), folder)
 
 
 @pytest.mark.parametrize("backend", ["custom-cuda", "vllm"])

@@ -28,6 +28,8 @@ def select_device(name: str) -> torch.device:
         raise ModelLoadError(f"DEVICE {name!r} is not a device") from error
     if not available.get(device.type, lambda: False)():
         raise ModelLoadError(f"DEVICE {name!r} is not available here")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ModelLoadError(f"DEVICE {name!r} is not available here; CUDA devices, counted from 0: {count}")
     return device
 
 

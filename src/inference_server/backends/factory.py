@@ -1,6 +1,5 @@
 """From the BACKEND setting to a backend. Each is imported only when it is chosen."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ def create_backend(options: ModelOptions, folder: Path) -> InferenceBackend[Any]
 
     auto: the hand-written forward where the architecture has one, else transformers.
     """
+    from inference_server.backends.device import select_device
     from inference_server.models.registry import find_family, read_config
 
     match options.backend:
@@ -24,9 +24,9 @@ def create_backend(options: ModelOptions, folder: Path) -> InferenceBackend[Any]
         case "auto":
             return _paged(options, folder) if find_family(read_config(folder)) else _transformers(options, folder)
         case "custom-cuda":
-            if not options.device.startswith(("auto", "cuda")):
-                raise ModelLoadError(f"BACKEND=custom-cuda runs on CUDA, not on DEVICE {options.device!r}")
-            return _paged(options if options.device != "auto" else replace(options, device="cuda"), folder)
+            if (kind := select_device(options.device).type) != "cuda":
+                raise ModelLoadError(f"BACKEND=custom-cuda runs on CUDA; DEVICE={options.device} is {kind} here")
+            return _paged(options, folder)
     raise ModelLoadError(f"BACKEND {options.backend!r} is not one of auto, custom, custom-cuda, hf")
 
 
